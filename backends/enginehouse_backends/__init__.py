@@ -1,0 +1,1 @@
+"""The backends: tokenization, the CPU engine, and the Triton models that serve them."""

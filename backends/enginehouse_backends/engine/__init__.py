@@ -1,0 +1,1 @@
+"""In-flight batching over a paged KV cache, on OpenVINO."""

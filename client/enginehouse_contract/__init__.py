@@ -1,0 +1,1 @@
+"""What crosses a process or a disk: tensors, errors, manifest, settings. Standard library only."""
