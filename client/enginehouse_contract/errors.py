@@ -26,7 +26,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-ErrorCode = Literal["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"]
+ErrorCode = Literal[
+    "UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"
+]
 """Triton's error codes, spelled as ``TRITONSERVER_ERROR_*`` without the prefix."""
 
 
@@ -120,7 +122,9 @@ def refusal(field: str, problem: str, *, given: object = None, limit: object = N
     >>> refusal("max_tokens", "is too large", limit=2048, given=4096, hint="Ask for fewer tokens.")
     '`max_tokens` is too large; limit 2048, given 4096. Ask for fewer tokens.'
     """
-    facts = ", ".join(f"{name} {_shorten(value)}" for name, value in (("limit", limit), ("given", given)) if value is not None)
+    facts = ", ".join(
+        f"{name} {_shorten(value)}" for name, value in (("limit", limit), ("given", given)) if value is not None
+    )
     sentence = f"`{field}` {problem}" + (f"; {facts}" if facts else "") + "."
     return f"{sentence} {hint}" if hint else sentence
 

@@ -11,10 +11,12 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from enginehouse_contract.errors import BuildIntegrityError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMAT_VERSION: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
@@ -74,13 +76,17 @@ class Manifest:
             raw: dict[str, Any] = json.loads(text)
             version = raw.get("format_version")
             if version != FORMAT_VERSION:
-                msg = f"{where}: format_version {version!r} is not {FORMAT_VERSION}; this build was made by another Enginehouse."
+                msg = (
+                    f"{where}: format_version {version!r} is not {FORMAT_VERSION}; another Enginehouse made this build."
+                )
                 raise BuildIntegrityError(msg)
             raw["limits"] = BuildLimits(**raw["limits"])
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             return cls(**raw)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            msg = f"{where} is not a build manifest ({error}); rebuild, or point at a folder made by `enginehouse build`."
+            msg = (
+                f"{where} is not a build manifest ({error}); rebuild, or point at a folder made by `enginehouse build`."
+            )
             raise BuildIntegrityError(msg) from error
 
 
@@ -107,7 +113,9 @@ def verify_build(build_dir: Path, *, digests: bool = True) -> Manifest:
             msg = f"{build_dir}: {name} is missing; the build is incomplete, rebuild it."
             raise BuildIntegrityError(msg)
         if (num_bytes := path.stat().st_size) != record.num_bytes:
-            msg = f"{path}: {num_bytes} bytes, the manifest says {record.num_bytes}; the file was truncated or replaced."
+            msg = (
+                f"{path}: {num_bytes} bytes, the manifest says {record.num_bytes}; the file was truncated or replaced."
+            )
             raise BuildIntegrityError(msg)
         if digests and (sha256 := sha256_of_file(path)) != record.sha256:
             msg = f"{path}: SHA-256 {sha256}, the manifest says {record.sha256}; the file was changed after the build."

@@ -2,9 +2,9 @@
 
 The tensors are those of NVIDIA's ``inflight_batcher_llm`` model repository (tensorrtllm_backend v0.19.0, the last
 release that carried it there) together with what TensorRT-LLM's own copies added up to 1.2.1: two inputs gained a
-second name (``random_seed`` -> ``seed``, ``min_length`` -> ``min_tokens``; both are accepted, see :data:`RENAMED_INPUTS`)
-and token counts became outputs. ``config.pbtxt`` files, documentation, request parsing and the client are derived from
-here; nothing else may spell a tensor's type or shape.
+second name (``random_seed`` -> ``seed``, ``min_length`` -> ``min_tokens``; both accepted:
+:data:`RENAMED_INPUTS`) and token counts became outputs. ``config.pbtxt`` files, documentation, request parsing and the
+client are derived from here; nothing else may spell a tensor's type or shape.
 
 Shapes are without the leading batch dimension that Triton adds where ``max_batch_size`` > 0; -1 means "any length".
 """
@@ -212,9 +212,7 @@ _POSTPROCESSING_INPUTS: Final = (
     _t("SEQUENCE_LENGTH", "INT32", (-1,)),
 )
 
-_POSTPROCESSING_OUTPUTS: Final = (
-    _t("OUTPUT", "STRING", (-1,)),
-)
+_POSTPROCESSING_OUTPUTS: Final = (_t("OUTPUT", "STRING", (-1,)),)
 
 _ENSEMBLE_INPUTS: Final = (
     _t("text_input", "STRING", (1,)),
@@ -523,14 +521,21 @@ _ENSEMBLE_STEPS: Final = (
     ),
 )
 
-PREPROCESSING: Final = ModelContract("preprocessing", _PREPROCESSING_INPUTS, _PREPROCESSING_OUTPUTS, _PREPROCESSING_PARAMETERS)
-TENSORRT_LLM: Final = ModelContract("tensorrt_llm", _TENSORRT_LLM_INPUTS, _TENSORRT_LLM_OUTPUTS, _TENSORRT_LLM_PARAMETERS)
-POSTPROCESSING: Final = ModelContract("postprocessing", _POSTPROCESSING_INPUTS, _POSTPROCESSING_OUTPUTS, _POSTPROCESSING_PARAMETERS)
+PREPROCESSING: Final = ModelContract(
+    "preprocessing", _PREPROCESSING_INPUTS, _PREPROCESSING_OUTPUTS, _PREPROCESSING_PARAMETERS
+)
+TENSORRT_LLM: Final = ModelContract(
+    "tensorrt_llm", _TENSORRT_LLM_INPUTS, _TENSORRT_LLM_OUTPUTS, _TENSORRT_LLM_PARAMETERS
+)
+POSTPROCESSING: Final = ModelContract(
+    "postprocessing", _POSTPROCESSING_INPUTS, _POSTPROCESSING_OUTPUTS, _POSTPROCESSING_PARAMETERS
+)
 ENSEMBLE: Final = ModelContract("ensemble", _ENSEMBLE_INPUTS, _ENSEMBLE_OUTPUTS, steps=_ENSEMBLE_STEPS)
-TENSORRT_LLM_BLS: Final = ModelContract("tensorrt_llm_bls", _TENSORRT_LLM_BLS_INPUTS, _TENSORRT_LLM_BLS_OUTPUTS, _TENSORRT_LLM_BLS_PARAMETERS)
+TENSORRT_LLM_BLS: Final = ModelContract(
+    "tensorrt_llm_bls", _TENSORRT_LLM_BLS_INPUTS, _TENSORRT_LLM_BLS_OUTPUTS, _TENSORRT_LLM_BLS_PARAMETERS
+)
 
 MODELS: Final[dict[str, ModelContract]] = {
     model.name: model for model in (PREPROCESSING, TENSORRT_LLM, POSTPROCESSING, ENSEMBLE, TENSORRT_LLM_BLS)
 }
 """The five models by name, in the order a request meets them, front doors last."""
-
