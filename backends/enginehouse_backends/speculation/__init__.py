@@ -1,0 +1,1 @@
+"""Speculative decoding: who proposes drafts, and how many are worth verifying."""
