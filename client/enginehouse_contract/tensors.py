@@ -11,7 +11,7 @@ Shapes are without the leading batch dimension that Triton adds where ``max_batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "FP32", "STRING"]
@@ -407,6 +407,26 @@ _POSTPROCESSING_PARAMETERS: Final = (
     "tokenizer_dir",
 )
 
+_FRONT_DOOR_INPUTS: Final = (
+    _t("messages", "STRING", (1,), "O"),
+    _t("tenant", "STRING", (1,), "O"),
+    _t("priority", "INT32", (1,), "O"),
+    _t("timeout_ms", "INT32", (1,), "O"),
+    _t("include_stop", "BOOL", (1,), "O"),
+    _t("speculate", "STRING", (1,), "O"),
+)
+"""What our front door takes beyond NVIDIA's: chat messages (JSON) in place of text_input, who asks, how urgently (1 =
+highest, 0 = default), how long it may take, whether stop strings stay in the text, and off / ngram / draft."""
+
+_FRONT_DOOR_OUTPUTS: Final = (
+    _t("finish_reason", "STRING", (-1,)),
+    _t("stop_reason", "STRING", (-1,)),
+    _t("num_cached_input_tokens", "INT32", (1,)),
+    _t("request_id", "STRING", (1,)),
+    _t("build_id", "STRING", (1,)),
+)
+"""What our front door answers beyond NVIDIA's, with the last response of each sequence."""
+
 _TENSORRT_LLM_BLS_PARAMETERS: Final = (
     "accumulate_tokens",
     "multimodal_encoders_name",
@@ -532,7 +552,16 @@ POSTPROCESSING: Final = ModelContract(
 )
 ENSEMBLE: Final = ModelContract("ensemble", _ENSEMBLE_INPUTS, _ENSEMBLE_OUTPUTS, steps=_ENSEMBLE_STEPS)
 TENSORRT_LLM_BLS: Final = ModelContract(
-    "tensorrt_llm_bls", _TENSORRT_LLM_BLS_INPUTS, _TENSORRT_LLM_BLS_OUTPUTS, _TENSORRT_LLM_BLS_PARAMETERS
+    "tensorrt_llm_bls",
+    (
+        *(
+            replace(tensor, optional=True) if tensor.name == "text_input" else tensor
+            for tensor in _TENSORRT_LLM_BLS_INPUTS
+        ),
+        *_FRONT_DOOR_INPUTS,
+    ),
+    (*_TENSORRT_LLM_BLS_OUTPUTS, *_FRONT_DOOR_OUTPUTS),
+    _TENSORRT_LLM_BLS_PARAMETERS,
 )
 
 MODELS: Final[dict[str, ModelContract]] = {

@@ -16,9 +16,9 @@ import numpy as np
 
 from enginehouse_backends.engine.request import GenerationRequest, RequestId, SamplingParams
 from enginehouse_backends.tokenization.word_lists import decode_word_list
+from enginehouse_backends.triton.row_reader import RowReader
 from enginehouse_contract.errors import InvalidRequestError, UnsupportedFeatureError, refusal
 from enginehouse_contract.support import REFUSED_INPUTS
-from enginehouse_contract.tensors import RENAMED_INPUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ def parse_engine_request(
         )
     priority = _priority(parameters)
     return [
-        _parse_row(_Row(inputs, row), limits, RequestId(f"{request_id}/{row}"), priority, arrival_time_ns)
+        _parse_row(RowReader(inputs, row), limits, RequestId(f"{request_id}/{row}"), priority, arrival_time_ns)
         for row in range(num_rows)
     ]
 
@@ -114,62 +114,8 @@ def _priority(parameters: Mapping[str, Any]) -> int:
     return value
 
 
-class _Row:
-    """Typed access to row *index* of a request's arrays."""
-
-    def __init__(self, inputs: Mapping[str, NDArray[Any]], index: int) -> None:
-        self._inputs = inputs
-        self._index = index
-
-    def array(self, name: str) -> NDArray[Any] | None:
-        """The row's values, flat, or None where the input was not sent or is empty."""
-        array = self._inputs.get(name)
-        if array is None:
-            return None
-        row = np.asarray(array[self._index])
-        return row if row.size else None
-
-    def scalar(self, name: str) -> Any:
-        row = self.array(name)
-        return None if row is None else row.reshape(-1)[0].item()
-
-    def renamed(self, old_name: str) -> tuple[str, Any]:
-        """The value under either generation's name; both with different values is refused."""
-        new_name = RENAMED_INPUTS[old_name]
-        old, new = self.scalar(old_name), self.scalar(new_name)
-        if old is not None and new is not None and old != new:
-            msg = refusal(
-                new_name, f"and its older name `{old_name}` were both sent and differ", given=f"{new} and {old}"
-            )
-            raise InvalidRequestError(msg)
-        return (new_name, new) if new is not None else (old_name, old)
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        value = self.scalar(name)
-        return default if value is None else bool(value)
-
-    def number(self, name: str, default: float, low: float, high: float = math.inf) -> float:
-        """A finite number in [low, high]."""
-        value = self.scalar(name)
-        if value is None:
-            return default
-        if not math.isfinite(value) or not low <= value <= high:
-            bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"at least {low:g}"
-            raise InvalidRequestError(refusal(name, f"must be a finite number {bounds}", given=value))
-        return float(value)
-
-    def integer(self, name: str, default: int, low: int, high: int | None = None) -> int:
-        value = self.scalar(name)
-        if value is None:
-            return default
-        if value < low or (high is not None and value > high):
-            bounds = f"from {low} to {high}" if high is not None else f"at least {low}"
-            raise InvalidRequestError(refusal(name, f"must be {bounds}", given=value))
-        return int(value)
-
-
 def _parse_row(
-    row: _Row, limits: RequestLimits, request_id: RequestId, priority: int, arrival_time_ns: int
+    row: RowReader, limits: RequestLimits, request_id: RequestId, priority: int, arrival_time_ns: int
 ) -> EngineRow:
     prompt = _prompt(row, limits)
     max_new_tokens = row.integer("request_output_len", 0, 1)
@@ -222,7 +168,7 @@ def _parse_row(
     return EngineRow(generation, report)
 
 
-def _prompt(row: _Row, limits: RequestLimits) -> TokenIds:
+def _prompt(row: RowReader, limits: RequestLimits) -> TokenIds:
     ids = row.array("input_ids")
     length = row.integer("input_lengths", -1, 0)
     if length < 0:
@@ -255,7 +201,7 @@ def _prompt(row: _Row, limits: RequestLimits) -> TokenIds:
     return tuple(ids.tolist())
 
 
-def _sampling(row: _Row, limits: RequestLimits) -> SamplingParams:
+def _sampling(row: RowReader, limits: RequestLimits) -> SamplingParams:
     top_k = row.integer("runtime_top_k", 0, 0)
     top_p = row.number("runtime_top_p", 0.0, -math.inf, 1.0)
     is_unset = top_k == 0 and top_p <= 0.0
@@ -275,14 +221,14 @@ def _sampling(row: _Row, limits: RequestLimits) -> SamplingParams:
     )
 
 
-def _repetition_penalty(row: _Row) -> float:
+def _repetition_penalty(row: RowReader) -> float:
     value = row.number("repetition_penalty", 1.0, 0.0)
     if value == 0.0:
         raise InvalidRequestError(refusal("repetition_penalty", "must be above 0 (1 = off)", given=value))
     return value
 
 
-def _embedding_bias(row: _Row, limits: RequestLimits) -> NDArray[np.float32] | None:
+def _embedding_bias(row: RowReader, limits: RequestLimits) -> NDArray[np.float32] | None:
     bias = row.array("embedding_bias")
     if bias is None or not bias.any():
         return None
@@ -298,12 +244,12 @@ def _embedding_bias(row: _Row, limits: RequestLimits) -> NDArray[np.float32] | N
     return bias.astype(np.float32)
 
 
-def _token_id(row: _Row, name: str, limits: RequestLimits) -> int | None:
+def _token_id(row: RowReader, name: str, limits: RequestLimits) -> int | None:
     """A token id, or None for -1 and for an input that was not sent."""
     value = row.integer(name, -1, -1, limits.vocab_size - 1)
     return None if value < 0 else value
 
 
-def _words(row: _Row, name: str, limits: RequestLimits) -> tuple[TokenIds, ...]:
+def _words(row: RowReader, name: str, limits: RequestLimits) -> tuple[TokenIds, ...]:
     words = row.array(name)
     return () if words is None else decode_word_list(words, name, limits.vocab_size)

@@ -39,7 +39,9 @@ READ_PARAMETERS = {
 class ReadSettings(Protocol):
     """Reads settings from parameters given as keywords."""
 
-    def __call__(self, **values: str) -> EngineSettings: ...
+    def __call__(self, **values: str) -> EngineSettings:
+        """Read the settings of *values*."""
+        ...
 
 
 @pytest.fixture
