@@ -67,10 +67,6 @@ class BlockPool:
         """Blocks whose content can be found by prefix, held or free."""
         return len(self._block_ids)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold *num_tokens* tokens."""
-        return -(-num_tokens // self.tokens_per_block)
-
     def match_prefix(self, digests: Iterable[BlockDigest]) -> list[BlockId]:
         """Return the blocks of the longest cached prefix of *digests*; changes nothing, not even their age."""
         block_ids: list[BlockId] = []

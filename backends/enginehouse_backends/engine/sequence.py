@@ -7,6 +7,11 @@
                 [ KV in block_ids      )[ uncomputed     )
 
 After a step the newest token is known but not computed: its KV is made by the step that predicts its successor.
+Every token a step computed for a sequence is in exactly one class::
+
+    tokens computed = peak_computed_tokens - num_cached_prompt_tokens
+                    + num_recomputed_tokens + num_draft_tokens - num_accepted_draft_tokens
+
 The planner changes these fields; others read them, except ``draft_token_ids``, which a proposer sets between steps.
 """
 
@@ -19,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from enginehouse_backends.engine.blocks import ROOT_DIGEST, BlockDigest, block_digest
 from enginehouse_backends.engine.request import SequenceStats
+from enginehouse_backends.engine.step import SequenceSlice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -45,10 +51,10 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0  # of token_ids, whose KV is in block_ids now
-    peak_computed_tokens: int = 0  # the most num_computed_tokens ever was; less than that is recomputed
+    peak_computed_tokens: int = 0  # the most num_computed_tokens ever was; what lies below is computed again
     block_ids: list[BlockId] = field(default_factory=list)
     draft_token_ids: TokenIds = ()  # guesses for the next step; schedule() cuts them to those it takes
-    num_cached_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0  # found in the cache and never computed for this sequence
     num_recomputed_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -102,22 +108,43 @@ class Sequence:
             digests.append(block_digest(parent, self.token_ids[start : start + tokens_per_block]))
         return digests[:num_blocks]
 
+    def slice(self, num_tokens: int, num_blocks: int) -> SequenceSlice:
+        """Return the step's share of this sequence: its next *num_tokens* tokens, drafts behind the last known one.
+
+        Logits are wanted from the last known token on; with context logits also for every prompt token that was never
+        computed before (rows below the peak were answered before a pause).
+        """
+        past, num_known = self.num_computed_tokens, len(self.token_ids)
+        end = past + num_tokens
+        num_drafts = max(0, end - num_known)
+        num_logit_rows = 1 + num_drafts if end >= num_known else 0
+        if self.request.return_context_logits and not self.num_output_tokens:
+            num_logit_rows = max(num_logit_rows, end - max(past, self.peak_computed_tokens))
+        return SequenceSlice(
+            sequence_id=self.sequence_id,
+            token_ids=(*self.token_ids[past:end], *self.draft_token_ids[:num_drafts]),
+            num_past_tokens=past,
+            block_ids=tuple(self.block_ids[:num_blocks]),
+            num_logit_rows=num_logit_rows,
+        )
+
     def advance(self, end: int, sampled: TokenIds, now_ns: int) -> None:
         """Fold in one step that computed the positions up to *end* (drafts included) and sampled these tokens.
 
-        With drafts, *sampled* is those accepted and one more, less if the sequence ended among them. The KV of
+        With drafts, *sampled* is those accepted and one more, or fewer when the sequence ended among them. The KV of
         rejected drafts stays behind ``num_computed_tokens`` and is overwritten.
         """
         num_drafts = max(0, end - self.num_tokens)
         drafts, self.draft_token_ids = self.draft_token_ids[:num_drafts], ()
         assert bool(sampled) == (end >= self.num_tokens), f"{len(sampled)} tokens sampled at {end} of {self.num_tokens}"
         assert sampled[:-1] == drafts[: max(0, len(sampled) - 1)], f"sampled {sampled} does not follow drafts {drafts}"
+        num_accepted = _num_equal(drafts, sampled)
         end_of_known = end - num_drafts
         self.num_recomputed_tokens += max(0, min(end_of_known, self.peak_computed_tokens) - self.num_computed_tokens)
-        self.num_computed_tokens = end_of_known + max(0, len(sampled) - 1)
+        self.num_computed_tokens = end_of_known + num_accepted
         self.peak_computed_tokens = max(self.peak_computed_tokens, self.num_computed_tokens)
         self.num_draft_tokens += num_drafts
-        self.num_accepted_draft_tokens += _num_equal(drafts, sampled)
+        self.num_accepted_draft_tokens += num_accepted
         if sampled:
             self.token_ids.extend(sampled)
             assert self.num_output_tokens <= self.request.max_new_tokens, f"sequence {self.sequence_id} was not stopped"

@@ -1,0 +1,97 @@
+"""The block tables of sequences: filling them from the prefix cache and the pool, and giving them back.
+
+The only code that knows how tokens map to blocks: position *p* of a sequence lies in slot ``p % tokens_per_block`` of
+``block_ids[p // tokens_per_block]``. When to take blocks, and from whom, is the scheduler's to decide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from enginehouse_backends.engine.blocks import BlockPool
+    from enginehouse_backends.engine.sequence import Sequence
+    from enginehouse_backends.engine.step import BlockId
+
+
+class BlockTables:
+    """Reads and changes ``block_ids`` of sequences over one pool; nothing else may."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self._tokens_per_block = pool.tokens_per_block
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold *num_tokens* tokens."""
+        return -(-num_tokens // self._tokens_per_block)
+
+    def num_blocks_to_come(self, sequence: Sequence) -> int:
+        """Return how many blocks the sequence may still need beyond those it holds."""
+        return self.num_blocks_for(sequence.max_computed_tokens) - len(sequence.block_ids)
+
+    def num_slots_within_reach(self, sequence: Sequence) -> int:
+        """Return how many uncomputed tokens its own and all free blocks could store."""
+        num_blocks = len(sequence.block_ids) + self.pool.num_free_blocks
+        return num_blocks * self._tokens_per_block - sequence.num_computed_tokens
+
+    def num_shareable_tokens(self, num_tokens: int) -> int:
+        """Return how many of *num_tokens* could come from the cache: full blocks, with one token left to compute."""
+        return (num_tokens - 1) // self._tokens_per_block * self._tokens_per_block
+
+    def match_prefix(self, sequence: Sequence) -> list[BlockId]:
+        """Return the cached blocks it can start from; changes nothing.
+
+        None where context logits are still owed: they need every token of the prompt computed.
+        """
+        if not self.pool.enable_reuse or (sequence.request.return_context_logits and not sequence.num_output_tokens):
+            return []
+        num_blocks = self.num_shareable_tokens(sequence.num_tokens) // self._tokens_per_block
+        return self.pool.match_prefix(sequence.block_digests(num_blocks, self._tokens_per_block))
+
+    def start(self, sequence: Sequence, prefix: list[BlockId]) -> None:
+        """Begin its table with the blocks that :meth:`match_prefix` found, whose tokens need no computing."""
+        self.pool.acquire(prefix)
+        sequence.block_ids = prefix
+        num_tokens = len(prefix) * self._tokens_per_block
+        sequence.num_computed_tokens = num_tokens
+        sequence.num_cached_prompt_tokens += max(0, num_tokens - sequence.peak_computed_tokens)
+        sequence.peak_computed_tokens = max(num_tokens, sequence.peak_computed_tokens)
+        sequence.num_reused_blocks += len(prefix)
+
+    def take_slots(self, sequence: Sequence, num_tokens: int) -> None:
+        """Make its table cover *num_tokens* after the computed ones; the caller has seen that they fit."""
+        end = sequence.num_computed_tokens + num_tokens
+        assert end <= sequence.max_computed_tokens, f"{end} slots wanted of at most {sequence.max_computed_tokens}"
+        num_missing = self.num_blocks_for(end) - len(sequence.block_ids)
+        if num_missing > 0:
+            block_ids = self.pool.allocate(num_missing)
+            assert block_ids is not None, f"{num_missing} blocks wanted, {self.pool.num_free_blocks} free"
+            sequence.block_ids += block_ids
+            sequence.num_new_blocks += num_missing
+
+    def register_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
+        """Make the blocks findable that became full since *num_computed_before* tokens were computed."""
+        first = num_computed_before // self._tokens_per_block
+        num_full = sequence.num_computed_tokens // self._tokens_per_block
+        if num_full == first or not self.pool.enable_reuse:
+            return
+        digests = sequence.block_digests(num_full, self._tokens_per_block)
+        for index in range(first, num_full):
+            self.pool.register(sequence.block_ids[index], digests[index])
+
+    def release(self, sequence: Sequence) -> None:
+        """Give all its blocks back; those it shared or registered stay findable."""
+        block_ids, sequence.block_ids = sequence.block_ids, []
+        self.pool.release(block_ids)
+
+    def audit(self, sequences: Iterable[Sequence]) -> None:
+        """Recompute the pool from the tables of all holders; raise AssertionError with what differs."""
+        tables = []
+        for sequence in sequences:
+            held, computed = len(sequence.block_ids), sequence.num_computed_tokens
+            assert held >= self.num_blocks_for(computed), f"{computed} tokens are said to lie in {held} blocks"
+            assert self.num_blocks_to_come(sequence) >= 0, f"sequence {sequence.sequence_id} holds {held} blocks"
+            tables.append(sequence.block_ids)
+        self.pool.audit(tables)
