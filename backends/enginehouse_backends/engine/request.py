@@ -70,6 +70,7 @@ class GenerationRequest:
     num_return_sequences: int = 1
     priority: int = 0  # Triton's sense: 1 = highest, larger = later, 0 = the default level (after all stated ones)
     arrival_time_ns: int = 0  # monotonic clock
+    speculate_ngram: bool | None = None  # draft by prompt lookup; None: as the engine is set
     return_log_probs: bool = False
     return_context_logits: bool = False
     return_generation_logits: bool = False

@@ -71,7 +71,7 @@ class TritonPythonModel:
             kv_precision=manifest.kv_precision,
             num_threads=settings.num_threads,
         )
-        self._engine = Engine(runner, self._vocabulary, settings.engine, word_matching=settings.word_matching)
+        self._engine = Engine(runner, self._vocabulary, settings.engine)
         self._limits = RequestLimits(
             vocab_size=runner.vocab_size,
             max_input_len=manifest.limits.max_input_len,

@@ -18,11 +18,11 @@ from enginehouse_contract.errors import ConfigurationError, refusal
 from enginehouse_contract.support import REFUSED_PARAMETERS
 
 if TYPE_CHECKING:
+    from enginehouse_backends.engine.words import WordMatching
     from enginehouse_backends.triton.model_parameters import ModelParameters
     from enginehouse_contract.manifest import BuildLimits
 
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
-WordMatching = Literal["text", "tokens"]
 
 _BATCHING_TYPES = ("inflight_batching", "inflight_fused_batching")
 _DECODING_MODES = ("auto", "top_k", "top_p", "top_k_top_p")
@@ -42,7 +42,6 @@ class EngineSettings:
     exclude_input_in_output: bool
     cancellation_check_period_s: float
     stats_check_period_s: float
-    word_matching: WordMatching
 
 
 def read_engine_dir(parameters: ModelParameters) -> Path:
@@ -90,6 +89,8 @@ def read_engine_settings(parameters: ModelParameters, limits: BuildLimits) -> En
             scheduler=scheduler,
             enable_kv_cache_reuse=parameters.flag("enable_kv_cache_reuse", default=True),
             max_queue_size=parameters.integer("max_queue_size", 0, 0),
+            word_matching=cast("WordMatching", parameters.choice("word_matching", "text", ("text", "tokens"))),
+            speculate_ngram=parameters.choice("speculation", "off", ("off", "ngram")) == "ngram",
         ),
         kv_memory_bytes=_kv_memory_bytes(parameters),
         max_kv_tokens=max_kv_tokens or None,
@@ -97,7 +98,6 @@ def read_engine_settings(parameters: ModelParameters, limits: BuildLimits) -> En
         exclude_input_in_output=parameters.flag("exclude_input_in_output", default=False),
         cancellation_check_period_s=parameters.integer("cancellation_check_period_ms", 100, 1) / 1000,
         stats_check_period_s=parameters.integer("stats_check_period_ms", 100, 1) / 1000,
-        word_matching=cast("WordMatching", parameters.choice("word_matching", "text", ("text", "tokens"))),
     )
 
 

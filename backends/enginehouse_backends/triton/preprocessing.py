@@ -118,6 +118,15 @@ class Preprocessor:
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.repeat(ids, width, axis=1)
         return outputs
 
+    def encode_text(self, text: str | bytes) -> list[int]:
+        """Tokenize a prompt; one that is too long is refused with the limit and its own length."""
+        return self._tokenizer.encode_prompt(text, self._max_input_len, add_special_tokens=self._add_special_tokens)
+
+    def encode_messages(self, messages: str | bytes) -> list[int]:
+        """Render chat messages (JSON) through the model's template and tokenize them."""
+        text = render_chat(self._tokenizer, parse_messages(messages))
+        return self._tokenizer.encode_prompt(text, self._max_input_len, add_special_tokens=False)
+
     def _encode(self, query: bytes, parameters: Mapping[str, Any]) -> list[int]:
         input_format = parameters.get(INPUT_FORMAT_PARAMETER, "text")
         if input_format == "text":
@@ -148,14 +157,25 @@ class Preprocessor:
                 "EMBEDDING_BIAS_WORDS", "and `EMBEDDING_BIAS_WEIGHTS` must be sent together, one weight per word"
             )
             raise InvalidRequestError(msg)
-        bias = np.zeros((num_rows, self._vocab_size), np.float32)
-        for row in range(num_rows):
-            row_words = [_text_bytes(word) for word in words[row].reshape(-1)]
-            tokens_of_words = tokenize_words(self._tokenizer, row_words, "EMBEDDING_BIAS_WORDS")
-            if len(tokens_of_words) != len(row_words):
-                raise InvalidRequestError(refusal("EMBEDDING_BIAS_WORDS", "holds an empty word"))
-            for token_ids, weight in zip(tokens_of_words, weights[row].reshape(-1), strict=True):
-                bias[row, list(token_ids)] += weight
+        return np.stack(
+            [
+                self.embedding_bias(
+                    [_text_bytes(word) for word in words[row].reshape(-1)],
+                    weights[row].reshape(-1),
+                    "EMBEDDING_BIAS_WORDS",
+                )
+                for row in range(num_rows)
+            ]
+        )
+
+    def embedding_bias(self, words: Sequence[bytes], weights: Sequence[float], name: str) -> NDArray[np.float32]:
+        """Return the bias of one row, [vocab]: each word's weight on each of its tokens."""
+        tokens_of_words = tokenize_words(self._tokenizer, words, name)
+        if len(tokens_of_words) != len(words):
+            raise InvalidRequestError(refusal(name, "holds an empty word"))
+        bias = np.zeros(self._vocab_size, np.float32)
+        for token_ids, weight in zip(tokens_of_words, weights, strict=True):
+            bias[list(token_ids)] += weight
         return bias
 
 

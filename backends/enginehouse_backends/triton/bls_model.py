@@ -1,0 +1,187 @@
+"""The Triton model ``tensorrt_llm_bls``: the front door, over the server's own engine models.
+
+Drop-in for NVIDIA's model of the same name, with its tensors and more (`enginehouse_contract.tensors`). ``execute``
+tokenizes, queues and returns; rows are answered from their own threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from enginehouse_backends.admission.fair_queue import QueueLimits
+from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
+from enginehouse_backends.front_door.engine_client import generate, prompt_inputs
+from enginehouse_backends.front_door.request import client_wording, parse_front_request
+from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
+from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
+from enginehouse_backends.tokenization.tokenizer import load_tokenizer
+from enginehouse_backends.tokenization.word_lists import encode_word_list, tokenize_words
+from enginehouse_backends.triton import fence
+from enginehouse_backends.triton.child_call import call_model
+from enginehouse_backends.triton.engine_request import PRIORITY_PARAMETER
+from enginehouse_backends.triton.model_parameters import ModelParameters
+from enginehouse_backends.triton.preprocessing import Preprocessor, read_engine_limits
+from enginehouse_contract.errors import ConfigurationError, EnginehouseError, refusal
+from enginehouse_contract.model_config import ENGINEHOUSE_PARAMETERS
+from enginehouse_contract.tensors import TENSORRT_LLM_BLS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from enginehouse_backends.front_door.request import FrontRow
+
+
+class TritonPythonModel:
+    """Answers requests to the front door."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the parameters and the default route, and open the door."""
+        fence.route_logging_to_server()
+        parameters = ModelParameters.from_model_config(args["model_config"])
+        parameters.check_names((*TENSORRT_LLM_BLS.parameters, *ENGINEHOUSE_PARAMETERS))
+        if "multimodal_encoders_name" in parameters:
+            raise ConfigurationError(refusal("multimodal_encoders_name", "cannot be set: image input is not served"))
+        default = Route(
+            release=parameters.text("release", "unnumbered"),
+            engine_model=parameters.text("tensorrt_llm_model_name", "tensorrt_llm"),
+            draft_model=parameters.text("tensorrt_llm_draft_model_name") or None,
+            tokenizer_dir=parameters.required("tokenizer_dir"),
+            engine_dir=parameters.required("gpt_model_path"),
+            build_id=parameters.text("build_digest"),
+        )
+        self._routes = RouteTable(Path(args["model_repository"]) / ROUTES_FILE, default)
+        self._releases = _Releases()
+        self._releases.get(default)
+        self._options = TextOptions(
+            skip_special_tokens=parameters.flag("skip_special_tokens", default=True),
+            accumulate_tokens=parameters.flag("accumulate_tokens", default=False),
+        )
+        limits = QueueLimits(
+            max_active=parameters.integer("max_active_requests", 64, 1),
+            max_waiting=parameters.integer("max_queue_size", 256, 0),
+        )
+        settings = DoorSettings(
+            limits, inter_token_timeout_s=parameters.integer("inter_token_timeout_ms", 60_000, 1) / 1000
+        )
+        self._door = FrontDoor(settings, call_model, self._run_row)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Queue every request; each is answered from its rows' threads, or here when it is refused."""
+        for request in requests:
+            stream = fence.ResponseStream(request)
+            try:
+                inputs = fence.read_inputs(request, TENSORRT_LLM_BLS.inputs)
+                self._accept(stream, inputs, fence.read_parameters(request))
+            except Exception as error:  # noqa: BLE001 - every request must be answered, whatever went wrong
+                stream.fail(_in_client_words(error))
+
+    def finalize(self) -> None:
+        """Close the door."""
+        self._door.close()
+
+    def _accept(
+        self, stream: fence.ResponseStream, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]
+    ) -> None:
+        rows = parse_front_request(inputs, parameters)
+        request_id = stream.request_id or f"{id(stream):x}-{time.monotonic_ns():x}"
+        request = Request(stream, request_id, sum(row.num_sequences for row in rows))
+        route = self._routes.choose(rows[0].tenant if rows[0].tenant != "default" else request_id)
+        release = self._releases.get(route)
+        now_s = time.monotonic()
+        self._door.accept(
+            [
+                Job(
+                    request,
+                    row,
+                    index if len(rows) > 1 else None,
+                    route,
+                    release.encode(row),
+                    None if row.timeout_s is None else now_s + row.timeout_s,
+                )
+                for index, row in enumerate(rows)
+            ]
+        )
+
+    def _run_row(self, door: FrontDoor, job: Job) -> None:
+        release = self._releases.get(job.route)
+        end_id = release.tokenizer.eos_id if job.row.end_id is None else job.row.end_id
+        deltas = generate(
+            door.call_engine,
+            job.route.engine_model,
+            release.engine_inputs(job.row, job.prompt_token_ids, end_id),
+            request_id=job.engine_request_id,
+            parameters={PRIORITY_PARAMETER: job.row.priority},
+        )
+        runner = RowRunner(job, release.tokenizer.vocabulary, self._options, end_id)
+        try:
+            runner.run(door, deltas)
+        except EnginehouseError as error:
+            raise _in_client_words(error) from error
+
+
+class _Releases:
+    """What the front door knows of each release it has met: its tokenizer and its engine's limits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], _Release] = {}
+
+    def get(self, route: Route) -> _Release:
+        key = (route.tokenizer_dir, route.engine_dir)
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = _Release(Path(route.tokenizer_dir), Path(route.engine_dir))
+            return self._known[key]
+
+
+class _Release:
+    def __init__(self, tokenizer_dir: Path, engine_dir: Path) -> None:
+        self.tokenizer = load_tokenizer(tokenizer_dir)
+        self._vocab_size = read_engine_limits(engine_dir)[1]
+        self._preprocessor = Preprocessor(self.tokenizer, *read_engine_limits(engine_dir), add_special_tokens=True)
+
+    def encode(self, row: FrontRow) -> list[int]:
+        """Token ids of the row's text or messages; refused when they do not fit."""
+        if row.messages is not None:
+            return self._preprocessor.encode_messages(row.messages)
+        return self._preprocessor.encode_text(row.text or "")
+
+    def engine_inputs(
+        self, row: FrontRow, prompt_token_ids: Sequence[int], end_id: int | None
+    ) -> dict[str, NDArray[Any]]:
+        """The engine's tensors for one row: prompt, sampling values, and words as token ids."""
+        inputs = {**row.engine_inputs, **prompt_inputs(prompt_token_ids, row.max_tokens)}
+        if end_id is not None and end_id >= 0:
+            inputs["end_id"] = np.array([[end_id]], np.int32)
+        # Stop words go to the engine too, so that it ends by itself where it can; the text is cut here in any case.
+        for field, engine_name, words in (
+            ("bad_words", "bad_words_list", row.bad_words),
+            ("stop_words", "stop_words_list", row.stop_words),
+        ):
+            if words:
+                token_ids = tokenize_words(self.tokenizer, [word.encode() for word in words], field)
+                inputs[engine_name] = encode_word_list(token_ids)[None]
+        if row.bias_words:
+            inputs["embedding_bias"] = self._embedding_bias(row)
+        return inputs
+
+    def _embedding_bias(self, row: FrontRow) -> NDArray[np.float32]:
+        return self._preprocessor.embedding_bias(
+            [word.encode() for word in row.bias_words], row.bias_weights, "embedding_bias_words"
+        )[None]
+
+
+def _in_client_words(error: BaseException) -> BaseException:
+    """The same error with the names the client used."""
+    if not isinstance(error, EnginehouseError):
+        return error
+    worded = type(error)(client_wording(str(error)))
+    worded.__cause__ = error
+    return worded
