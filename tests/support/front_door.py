@@ -100,14 +100,14 @@ class RecordingSink:
     def send(self, outputs: dict[str, Any], *, final: bool = False) -> None:
         if not self.is_closed:
             self.responses.append(outputs)
-            self._close(final)
+            self._close(final=final)
 
     def fail(self, error: BaseException) -> None:
         if not self.is_closed:
             self.error = error
-            self._close(True)
+            self._close(final=True)
 
-    def _close(self, final: bool) -> None:
+    def _close(self, *, final: bool) -> None:
         self.is_closed = final
         if final:
             self.ended.set()
