@@ -1,0 +1,45 @@
+# The two commands: `make demo` (build, serve, ask) and `make test`. Everything else is for developers.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export ENGINEHOUSE_HOME ?= $(CURDIR)/.enginehouse
+
+.PHONY: help venv demo test test-fast lint format docs bench-engine clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+# tritonserver comes inside the wheel nvidia-pytriton; its Python dependencies are not needed, so it is installed alone.
+$(VENV)/.installed: pyproject.toml constraints.txt requirements-server.txt
+	@echo "==> installing pinned packages into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-deps --requirement requirements-server.txt
+	@touch $@
+
+venv: $(VENV)/.installed ## create .venv with pinned packages
+
+demo: venv ## build a small model, start a real server, ask it over gRPC and HTTP
+	@$(BIN)/enginehouse demo
+
+test: lint ## lint, types, and every test
+	@echo "==> tests"
+	@$(BIN)/python -m pytest
+
+test-fast: venv ## the tests that need neither model nor server: under a minute
+	@$(BIN)/python -m pytest -m "not slow and not integration and not model"
+
+lint: venv ## ruff and mypy
+	@echo "==> ruff"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+format: venv ## format the code
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+clean: ## delete the virtual environment and all state of this checkout
+	@rm -rf $(VENV) .enginehouse
