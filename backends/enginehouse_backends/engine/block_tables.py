@@ -27,9 +27,9 @@ class BlockTables:
         """Return how many blocks hold *num_tokens* tokens."""
         return -(-num_tokens // self._tokens_per_block)
 
-    def num_blocks_to_come(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence may still need beyond those it holds."""
-        return self.num_blocks_for(sequence.max_computed_tokens) - len(sequence.block_ids)
+    def num_blocks_to_come(self, *sequences: Sequence) -> int:
+        """Return how many blocks these sequences may still need, all told, beyond those they hold."""
+        return sum(self.num_blocks_for(each.max_computed_tokens) - len(each.block_ids) for each in sequences)
 
     def num_slots_within_reach(self, sequence: Sequence) -> int:
         """Return how many uncomputed tokens its own and all free blocks could store."""
@@ -41,11 +41,8 @@ class BlockTables:
         return (num_tokens - 1) // self._tokens_per_block * self._tokens_per_block
 
     def match_prefix(self, sequence: Sequence) -> list[BlockId]:
-        """Return the cached blocks it can start from; changes nothing.
-
-        None where context logits are still owed: they need every token of the prompt computed.
-        """
-        if not self.pool.enable_reuse or (sequence.request.return_context_logits and not sequence.num_output_tokens):
+        """Return the cached blocks it can start from: none for context logits, which need every token computed."""
+        if not self.pool.enable_reuse or sequence.request.return_context_logits:
             return []
         num_blocks = self.num_shareable_tokens(sequence.num_tokens) // self._tokens_per_block
         return self.pool.match_prefix(sequence.block_digests(num_blocks, self._tokens_per_block))

@@ -1,9 +1,8 @@
 """The planner: which tokens of which sequences the next forward pass computes.
 
 There is no prefill and no decode mode. Every sequence has tokens known and tokens computed; a step spends a budget of
-tokens to close the gaps: first one token for each sequence that lacks just one, then drafts, then the prompts under
-way, then new sequences; within each by priority, then arrival. Chunked prompts, prefix reuse, speculation and
-recomputation all follow from that.
+tokens to close the gaps: first one token for each sequence that lacks just one, then drafts, then prompts, under way
+or new, by priority, then arrival. Chunked prompts, prefix reuse, speculation and recomputation all follow from that.
 
 ``schedule`` plans and takes blocks, ``apply`` folds the results in; both change the planner's own queues, sequences
 and block tables only. What it does not cover: running the plan (`runner.py`) and choosing tokens (`sampler.py`).
@@ -60,7 +59,7 @@ class _Step:
     is_out_of_blocks: bool = False
 
     def grant(self, sequence: Sequence, num_tokens: int) -> None:
-        self.granted[sequence.sequence_id] = num_tokens
+        self.granted[sequence.sequence_id] = self.granted.get(sequence.sequence_id, 0) + num_tokens
         self.num_tokens_left -= num_tokens
 
     def grant_context(self, sequence: Sequence, num_tokens: int) -> None:
@@ -147,10 +146,10 @@ class Scheduler:
             if sequence.draft_token_ids and sequence.sequence_id in step.granted:
                 self._grant_drafts(step, sequence)
         for sequence in catching_up:
+            self._start_waiting(step, before=sequence)
             if num_tokens := self._make_room(step, sequence, sequence.num_uncomputed_tokens):
                 step.grant_context(sequence, num_tokens)
-        if not step.is_out_of_blocks:
-            self._start_waiting(step)
+        self._start_waiting(step)
         assert step.granted, f"{len(self._running)} running and {len(self._waiting)} waiting, but nothing can be done"
         self._iteration += 1
         self._last_step = step
@@ -182,9 +181,11 @@ class Scheduler:
             assert queue == sorted(queue, key=_queue_key), f"the {status.value} queue is out of order"
             for sequence in queue:
                 assert sequence.status is status, f"sequence {sequence.sequence_id} is not {status.value}"
-        assert not any(sequence.block_ids for sequence in self._waiting), "a waiting sequence holds blocks"
+        assert not any(sequence.block_ids or sequence.num_computed_tokens for sequence in self._waiting), (
+            "a waiting sequence holds blocks or is said to be computed"
+        )
         if self.config.policy == "guaranteed_no_evict":
-            reserved, free = self._num_reserved_blocks(), self._tables.pool.num_free_blocks
+            reserved, free = self._tables.num_blocks_to_come(*self._running), self._tables.pool.num_free_blocks
             assert reserved <= free, f"{reserved} blocks are promised but {free} are free"
 
     def _make_room(self, step: _Step, sequence: Sequence, num_wanted: int) -> int:
@@ -221,17 +222,20 @@ class Scheduler:
         )
         sequence.draft_token_ids = sequence.draft_token_ids[:num_drafts]
         self._tables.take_slots(sequence, 1 + num_drafts)
-        step.num_tokens_left += 1  # its token, granted again
-        step.grant(sequence, 1 + num_drafts)
+        step.grant(sequence, num_drafts)
 
-    def _start_waiting(self, step: _Step) -> None:
+    def _start_waiting(self, step: _Step, before: Sequence | None = None) -> None:
         """Start waiting sequences in order until one has to wait for budget or blocks: none behind it overtakes it.
 
-        One that waits for a sibling's prompt, which it is about to share, holds up nobody.
+        Only those before *before*, if given, and none at all once a running one was short of blocks. One that waits for
+        a sibling's prompt, which it is about to share, holds up nobody.
         """
+        max_running = min(self.config.max_batch_size, self.config.max_num_tokens)  # each can generate in every step
         index = 0
-        while index < len(self._waiting) and len(self._running) < self.config.max_batch_size:
+        while index < len(self._waiting) and len(self._running) < max_running and not step.is_out_of_blocks:
             sequence = self._waiting[index]
+            if before is not None and sequence.queue_key > before.queue_key:
+                return
             if self._awaits_sibling(sequence):
                 index += 1
             elif num_tokens := self._start(sequence, step.num_tokens_left):
@@ -255,7 +259,7 @@ class Scheduler:
         if num_tokens < num_wanted <= self.config.max_num_tokens and not self.config.enable_chunked_context:
             return 0
         if self.config.policy == "guaranteed_no_evict":
-            num_blocks = tables.num_blocks_for(sequence.max_computed_tokens) + self._num_reserved_blocks()
+            num_blocks = tables.num_blocks_to_come(sequence, *self._running)
         else:
             num_blocks = tables.num_blocks_for(num_cached_tokens + num_tokens)
         if not num_tokens or num_blocks - len(prefix) + pool.num_free_among(prefix) > pool.num_free_blocks:
@@ -280,7 +284,6 @@ class Scheduler:
         _remove(self._running, sequence)
         self._tables.release(sequence)
         sequence.num_computed_tokens = 0
-        sequence.draft_token_ids = ()
         sequence.num_preemptions += 1
         sequence.status = SequenceStatus.WAITING
         insort(self._waiting, sequence, key=_queue_key)
@@ -288,10 +291,6 @@ class Scheduler:
     def _slice(self, sequence_id: SequenceId, num_tokens: int) -> SequenceSlice:
         sequence = self._sequences[sequence_id]
         return sequence.slice(num_tokens, self._tables.num_blocks_for(sequence.num_computed_tokens + num_tokens))
-
-    def _num_reserved_blocks(self) -> int:
-        """Return how many blocks the running sequences may still take."""
-        return sum(self._tables.num_blocks_to_come(sequence) for sequence in self._running)
 
 
 def _remove(queue: list[Sequence], sequence: Sequence) -> None:

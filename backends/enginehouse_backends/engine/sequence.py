@@ -111,14 +111,14 @@ class Sequence:
     def slice(self, num_tokens: int, num_blocks: int) -> SequenceSlice:
         """Return the step's share of this sequence: its next *num_tokens* tokens, drafts behind the last known one.
 
-        Logits are wanted from the last known token on; with context logits also for every prompt token that was never
-        computed before (rows below the peak were answered before a pause).
+        Logits are wanted from the last known token on; with context logits for every token that was never computed
+        before (rows below the peak were answered before a pause).
         """
         past, num_known = self.num_computed_tokens, len(self.token_ids)
         end = past + num_tokens
         num_drafts = max(0, end - num_known)
         num_logit_rows = 1 + num_drafts if end >= num_known else 0
-        if self.request.return_context_logits and not self.num_output_tokens:
+        if self.request.return_context_logits:
             num_logit_rows = max(num_logit_rows, end - max(past, self.peak_computed_tokens))
         return SequenceSlice(
             sequence_id=self.sequence_id,

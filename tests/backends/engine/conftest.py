@@ -236,7 +236,9 @@ class Simulation:
                 assert not overtaking, f"{overtaking} started before {sequence.sequence_id}"
         running = {i for i, sequence in self.sequences.items() if sequence.status is SequenceStatus.RUNNING}
         left_out = running - set(planned)
-        assert not (left_out and started), f"{started} started although {left_out} could not go on"
+        overtaken = [i for i in left_out for j in started if self.sequences[i].queue_key < self.sequences[j].queue_key]
+        assert not overtaken, f"{started} started although {overtaken} could not go on"
+        assert not (started and self.scheduler.iteration_stats().num_paused_sequences)
         if self.scheduler.config.policy == "guaranteed_no_evict":
             assert not any(sequence.num_preemptions for sequence in self.sequences.values())
             assert not left_out & generating

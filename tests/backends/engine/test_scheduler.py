@@ -155,6 +155,18 @@ def test_stated_priorities_come_first_then_arrival(
     assert [piece.sequence_id for plan in simulation.plans for piece in plan.slices] == [2, 4, 1, 0, 3]
 
 
+def test_a_prompt_of_higher_priority_goes_before_the_rest_of_one_under_way(
+    create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation]
+) -> None:
+    """A long prompt in chunks does not hold up what is more urgent; what is not waits for its end."""
+    simulation = simulate(create_scheduler(max_num_tokens=8))
+    simulation.add(create_sequence(0, 20))
+    simulation.step()
+    simulation.add(create_sequence(1, 2), create_sequence(2, 10, priority=1))
+
+    assert [lengths(simulation.step()) for _ in range(3)] == [{2: 8}, {2: 2, 0: 6}, {2: 1, 0: 6, 1: 1}]
+
+
 def test_the_guarantee_counts_what_the_running_may_still_take(
     create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation]
 ) -> None:
@@ -201,6 +213,7 @@ def test_max_utilization_pauses_the_last_in_order_and_computes_it_again(
     assert lengths(simulation.step()) == {1: 9}
     simulation.run()
     assert (first.num_preemptions, second.num_preemptions, second.num_recomputed_tokens) == (0, 1, 8)
+    assert first.first_scheduled_time_ns < second.first_scheduled_time_ns < second.first_token_time_ns
     assert simulation.output(SECOND) == simulation.expected_output(SECOND)
 
 
@@ -215,6 +228,18 @@ def test_a_paused_sequence_finds_its_blocks_again(
     second = simulation.sequences[SECOND]
     assert (second.num_preemptions, second.num_recomputed_tokens, second.num_reused_blocks) == (1, 4, 1)
     assert second.num_cached_prompt_tokens == 0  # it had computed them itself
+
+
+def test_the_last_in_order_waits_with_its_blocks_for_those_already_served(
+    create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation]
+) -> None:
+    """A prompt that runs out of blocks half way is left out, not paused: what it computed is kept."""
+    simulation = simulate(create_scheduler(num_blocks=4, max_num_tokens=6, policy="max_utilization"))
+    simulation.add(create_sequence(0, 4, max_new_tokens=5), create_sequence(1, 12, max_new_tokens=2))
+    seen = [lengths(simulation.step()) for _ in range(6)]
+
+    assert seen == [{0: 4, 1: 2}, {0: 1, 1: 5}, {0: 1, 1: 1}, {0: 1}, {0: 1}, {1: 4}]
+    assert simulation.sequences[SECOND].num_preemptions == 0
 
 
 def test_drafts_pause_nobody(create_scheduler: CreateScheduler, create_sequence: CreateSequence) -> None:
@@ -296,6 +321,19 @@ def test_context_logits_compute_every_prompt_token_and_want_every_row(
 # ---- ends, refusals, counts ----
 
 
+def test_siblings_with_context_logits_do_not_wait(
+    create_scheduler: CreateScheduler,
+    create_sequence: CreateSequence,
+    create_siblings: CreateSiblings,
+    simulate: type[Simulation],
+) -> None:
+    """Every one of them computes the prompt anyway."""
+    simulation = simulate(create_scheduler())
+    simulation.add(*create_siblings(create_sequence(0, 10, num_return_sequences=2, return_context_logits=True)))
+
+    assert lengths(simulation.step()) == {0: 10, 1: 10}
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_finish_works_from_any_state(
     create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation], num_steps: int
@@ -315,8 +353,13 @@ def test_finish_works_from_any_state(
 def test_a_sequence_that_ended_after_planning_is_skipped(
     create_scheduler: CreateScheduler, create_sequence: CreateSequence
 ) -> None:
-    """A sequence that failed between plan and apply is gone; the others of the step go on."""
+    """A sequence that failed between plan and apply is gone, nothing of it counted; the others of the step go on."""
     scheduler = create_scheduler()
+    scheduler.add(create_sequence(2, first_token=1000))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.apply(plan, {THIRD: (5,)})
+    scheduler.finish(THIRD)
     first, second = create_sequence(0), create_sequence(1)
     scheduler.add(first)
     scheduler.add(second)
@@ -326,7 +369,8 @@ def test_a_sequence_that_ended_after_planning_is_skipped(
     scheduler.apply(plan, {SECOND: (5,)})
     scheduler.audit()
 
-    assert (first.num_computed_tokens, second.num_output_tokens) == (0, 1)
+    assert second.num_output_tokens == 1
+    assert (first.num_cached_prompt_tokens, first.num_computed_tokens, first.peak_computed_tokens) == (4, 4, 4)
     assert lengths(scheduler.schedule()) == {1: 1}
 
 

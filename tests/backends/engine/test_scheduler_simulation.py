@@ -65,7 +65,9 @@ def random_arrivals(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("first_seed", range(0, 500, 50))
+@pytest.mark.parametrize(
+    "first_seed", [0, 50, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 500, 50))]
+)
 def test_random_schedules_finish_and_leak_nothing(
     create_scheduler: Callable[..., Scheduler],
     random_arrivals: Callable[[random.Random, int], list[Sequence]],
