@@ -41,31 +41,31 @@ class EnginehouseError(Exception):
 class InvalidRequestError(EnginehouseError):
     """A request carries a value it may not have; nothing was changed by it."""
 
-    code = "INVALID_ARG"
+    code: ClassVar[ErrorCode] = "INVALID_ARG"
 
 
 class UnsupportedFeatureError(InvalidRequestError):
     """A request asks, by name, for something this engine does not offer."""
 
-    code = "UNSUPPORTED"
+    code: ClassVar[ErrorCode] = "UNSUPPORTED"
 
 
 class RequestCancelledError(EnginehouseError):
     """The request was ended by its client or by a ``stop`` request."""
 
-    code = "CANCELLED"
+    code: ClassVar[ErrorCode] = "CANCELLED"
 
 
 class DeadlineExceededError(EnginehouseError):
     """A stated time limit passed before the answer was complete."""
 
-    code = "UNAVAILABLE"
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
 
 
 class OverloadedError(EnginehouseError):
     """There is no room for this request now; ``retry_after_s`` is a hint, in seconds."""
 
-    code = "UNAVAILABLE"
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -75,43 +75,43 @@ class OverloadedError(EnginehouseError):
 class EngineUnavailableError(EnginehouseError):
     """The engine or the server that should answer is not there."""
 
-    code = "UNAVAILABLE"
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
 
 
 class EngineFailureError(EnginehouseError):
     """The engine failed while computing this request."""
 
-    code = "INTERNAL"
+    code: ClassVar[ErrorCode] = "INTERNAL"
 
 
 class ConfigurationError(EnginehouseError):
     """A setting, a flag or a model parameter has a value it may not have."""
 
-    code = "INVALID_ARG"
+    code: ClassVar[ErrorCode] = "INVALID_ARG"
 
 
 class BuildError(EnginehouseError):
     """A build could not be made."""
 
-    code = "INTERNAL"
+    code: ClassVar[ErrorCode] = "INTERNAL"
 
 
 class ModelSourceError(BuildError):
     """The given model cannot be built from: unreadable, truncated, or of an unknown kind."""
 
-    code = "INVALID_ARG"
+    code: ClassVar[ErrorCode] = "INVALID_ARG"
 
 
 class BuildIntegrityError(EnginehouseError):
     """A build's files are not what its manifest says, or the manifest cannot be read."""
 
-    code = "INVALID_ARG"
+    code: ClassVar[ErrorCode] = "INVALID_ARG"
 
 
 class ServerStartError(EnginehouseError):
     """A tritonserver could not be started here; the message says what is missing."""
 
-    code = "UNAVAILABLE"
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
 
 
 def refusal(field: str, problem: str, *, given: object = None, limit: object = None, hint: str = "") -> str:
