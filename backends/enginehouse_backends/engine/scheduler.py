@@ -232,9 +232,9 @@ class Scheduler:
         """
         max_running = min(self.config.max_batch_size, self.config.max_num_tokens)  # each can generate in every step
         index = 0
-        while index < len(self._waiting) and len(self._running) < max_running and not step.is_out_of_blocks:
+        while index < len(self._waiting) and len(self._running) < max_running and step.num_tokens_left:
             sequence = self._waiting[index]
-            if before is not None and sequence.queue_key > before.queue_key:
+            if step.is_out_of_blocks or (before is not None and sequence.queue_key > before.queue_key):
                 return
             if self._awaits_sibling(sequence):
                 index += 1
@@ -262,7 +262,7 @@ class Scheduler:
             num_blocks = tables.num_blocks_to_come(sequence, *self._running)
         else:
             num_blocks = tables.num_blocks_for(num_cached_tokens + num_tokens)
-        if not num_tokens or num_blocks - len(prefix) + pool.num_free_among(prefix) > pool.num_free_blocks:
+        if num_blocks - len(prefix) + pool.num_free_among(prefix) > pool.num_free_blocks:
             return 0
         tables.start(sequence, prefix)
         tables.take_slots(sequence, num_tokens)

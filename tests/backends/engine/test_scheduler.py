@@ -167,6 +167,35 @@ def test_a_prompt_of_higher_priority_goes_before_the_rest_of_one_under_way(
     assert [lengths(simulation.step()) for _ in range(3)] == [{2: 8}, {2: 2, 0: 6}, {2: 1, 0: 6, 1: 1}]
 
 
+def test_no_more_run_than_can_generate_in_one_step(
+    create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation]
+) -> None:
+    """Under a budget of 2 tokens a third sequence waits, however urgent and whatever `max_batch_size` says."""
+    simulation = simulate(create_scheduler(max_num_tokens=2))
+    simulation.add(create_sequence(0, 10))
+    simulation.step()
+    simulation.add(*(create_sequence(i, 1, max_new_tokens=3, priority=1) for i in (1, 2)))
+
+    assert [lengths(simulation.step()) for _ in range(4)] == [{1: 1, 0: 1}, {1: 1, 0: 1}, {1: 1, 0: 1}, {2: 1, 0: 1}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "second_step"), [("guaranteed_no_evict", {0: 1}), ("max_utilization", {0: 1, 1: 3})]
+)
+def test_what_has_to_fit_before_a_sequence_starts(
+    create_scheduler: CreateScheduler,
+    create_sequence: CreateSequence,
+    simulate: type[Simulation],
+    policy: str,
+    second_step: dict[int, int],
+) -> None:
+    """With 2 of 4 blocks taken, a prompt of 3 blocks starts only where its first chunk is enough."""
+    simulation = simulate(create_scheduler(num_blocks=4, max_num_tokens=4, policy=policy))
+    simulation.add(create_sequence(0, 4, max_new_tokens=5), create_sequence(1, 12, max_new_tokens=1))
+
+    assert [lengths(simulation.step()) for _ in range(2)] == [{0: 4}, second_step]
+
+
 def test_the_guarantee_counts_what_the_running_may_still_take(
     create_scheduler: CreateScheduler, create_sequence: CreateSequence, simulate: type[Simulation]
 ) -> None:
