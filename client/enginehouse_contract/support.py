@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 _ENCODER_DECODER = "encoder-decoder models are not served by the CPU engine"
-_DRAFTS = "external drafts are not verified by the CPU engine"
 _PROMPT_TABLE = "prompt tables need multimodal or p-tuned models, which the CPU engine does not serve"
 _CROSS_ATTENTION = "cross attention needs multimodal models, which the CPU engine does not serve"
 _MROPE = "multimodal rotary embeddings are not served by the CPU engine"
@@ -23,9 +22,6 @@ REFUSED_INPUTS: Final[dict[str, str]] = {
     "encoder_output_lengths": _ENCODER_DECODER,
     "decoder_input_ids": _ENCODER_DECODER,
     "decoder_input_lengths": _ENCODER_DECODER,
-    "draft_input_ids": _DRAFTS,
-    "draft_logits": _DRAFTS,
-    "draft_acceptance_threshold": _DRAFTS,
     "prompt_embedding_table": _PROMPT_TABLE,
     "prompt_table_extra_ids": _PROMPT_TABLE,
     "prompt_vocab_size": _PROMPT_TABLE,

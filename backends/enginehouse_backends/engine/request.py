@@ -70,6 +70,9 @@ class GenerationRequest:
     num_return_sequences: int = 1
     priority: int = 0  # Triton's sense: 1 = highest, larger = later, 0 = the default level (after all stated ones)
     arrival_time_ns: int = 0  # monotonic clock
+    draft_token_ids: TokenIds = ()  # guesses of what follows the prompt, made elsewhere
+    draft_logits: NDArray[np.float32] | None = None  # [len(draft_token_ids), vocab] that they were drawn from
+    draft_acceptance_threshold: float | None = None  # accept at this p/q ratio; None: at a random one
     speculate_ngram: bool | None = None  # draft by prompt lookup; None: as the engine is set
     return_log_probs: bool = False
     return_context_logits: bool = False

@@ -149,6 +149,7 @@ class Scheduler:
             self._start_waiting(step, before=sequence)
             if num_tokens := self._make_room(step, sequence, sequence.num_uncomputed_tokens):
                 step.grant_context(sequence, num_tokens)
+                self._grant_drafts(step, sequence)
         self._start_waiting(step)
         assert step.granted, f"{len(self._running)} running and {len(self._waiting)} waiting, but nothing can be done"
         self._iteration += 1
@@ -209,19 +210,24 @@ class Scheduler:
         return num_tokens
 
     def _grant_drafts(self, step: _Step, sequence: Sequence) -> None:
-        """Grant drafts beside a generating sequence's token, as far as budget and free blocks go; cut the rest.
+        """Grant drafts behind a sequence's last known token, as far as budget and free blocks go; cut the rest.
+
+        None yet for one whose last known token is not in this step.
 
         All may be accepted, and one more token follows them, so drafts must leave one of the tokens it may still make.
         That keeps them within ``max_computed_tokens``, and so within what ``guaranteed_no_evict`` promised.
         """
+        num_known = step.granted.get(sequence.sequence_id, 0)
+        if not sequence.draft_token_ids or num_known < sequence.num_uncomputed_tokens:
+            return
         num_drafts = min(
             len(sequence.draft_token_ids),
-            sequence.max_computed_tokens - sequence.num_tokens if sequence.num_output_tokens else 0,
+            sequence.max_computed_tokens - sequence.num_tokens,
             step.num_tokens_left,
-            self._tables.num_slots_within_reach(sequence) - 1,
+            self._tables.num_slots_within_reach(sequence) - num_known,
         )
         sequence.draft_token_ids = sequence.draft_token_ids[:num_drafts]
-        self._tables.take_slots(sequence, 1 + num_drafts)
+        self._tables.take_slots(sequence, num_known + num_drafts)
         step.grant(sequence, num_drafts)
 
     def _start_waiting(self, step: _Step, before: Sequence | None = None) -> None:
@@ -242,6 +248,7 @@ class Scheduler:
                 step.grant_context(sequence, num_tokens)
                 del self._waiting[index]
                 insort(self._running, sequence, key=_queue_key)
+                self._grant_drafts(step, sequence)
             else:
                 return
 

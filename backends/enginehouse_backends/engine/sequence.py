@@ -68,6 +68,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self.draft_token_ids = self.request.draft_token_ids
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -135,7 +136,9 @@ class Sequence:
         rejected drafts stays behind ``num_computed_tokens`` and is overwritten.
         """
         num_drafts = max(0, end - self.num_tokens)
-        drafts, self.draft_token_ids = self.draft_token_ids[:num_drafts], ()
+        drafts = self.draft_token_ids[:num_drafts]
+        if sampled:
+            self.draft_token_ids = ()
         assert bool(sampled) == (end >= self.num_tokens), f"{len(sampled)} tokens sampled at {end} of {self.num_tokens}"
         assert sampled[:-1] == drafts[: max(0, len(sampled) - 1)], f"sampled {sampled} does not follow drafts {drafts}"
         num_accepted = _num_equal(drafts, sampled)

@@ -31,6 +31,10 @@ PRIORITY_PARAMETER = "request_priority"
 """Request parameter with the priority (1 = highest, 0 = default): Python models cannot read Triton's own."""
 
 
+SPECULATE_PARAMETER = "speculate"
+"""Request parameter: `ngram` or `off` for drafting by prompt lookup; unset, as the model is set."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """What the loaded engine can hold; a request beyond it is refused with these numbers."""
@@ -99,8 +103,16 @@ def parse_engine_request(
             refusal("input_ids", "has too many rows", limit=limits.max_batch_size, given=num_rows)
         )
     priority = _priority(parameters)
+    speculate_ngram = _speculate_ngram(parameters)
     return [
-        _parse_row(RowReader(inputs, row), limits, RequestId(f"{request_id}/{row}"), priority, arrival_time_ns)
+        _parse_row(
+            RowReader(inputs, row),
+            limits,
+            request_id=RequestId(f"{request_id}/{row}"),
+            priority=priority,
+            speculate_ngram=speculate_ngram,
+            arrival_time_ns=arrival_time_ns,
+        )
         for row in range(num_rows)
     ]
 
@@ -114,8 +126,23 @@ def _priority(parameters: Mapping[str, Any]) -> int:
     return value
 
 
+def _speculate_ngram(parameters: Mapping[str, Any]) -> bool | None:
+    value = parameters.get(SPECULATE_PARAMETER)
+    if value is None:
+        return None
+    if value not in {"off", "ngram"}:
+        raise InvalidRequestError(refusal(SPECULATE_PARAMETER, "must be off or ngram", given=value))
+    return bool(value == "ngram")
+
+
 def _parse_row(
-    row: RowReader, limits: RequestLimits, request_id: RequestId, priority: int, arrival_time_ns: int
+    row: RowReader,
+    limits: RequestLimits,
+    *,
+    request_id: RequestId,
+    priority: int,
+    speculate_ngram: bool | None,
+    arrival_time_ns: int,
 ) -> EngineRow:
     prompt = _prompt(row, limits)
     max_new_tokens = row.integer("request_output_len", 0, 1)
@@ -160,6 +187,8 @@ def _parse_row(
         bad_words=_words(row, "bad_words_list", limits),
         num_return_sequences=max(1, row.integer("num_return_sequences", 1, 0, limits.max_batch_size)),
         priority=priority,
+        **_drafts(row, limits, max_new_tokens),
+        speculate_ngram=speculate_ngram,
         arrival_time_ns=arrival_time_ns,
         return_log_probs=report.log_probs,
         return_context_logits=row.flag("return_context_logits"),
@@ -199,6 +228,36 @@ def _prompt(row: RowReader, limits: RequestLimits) -> TokenIds:
             )
         )
     return tuple(ids.tolist())
+
+
+def _drafts(row: RowReader, limits: RequestLimits, max_new_tokens: int) -> dict[str, Any]:
+    """The fields of a request whose first tokens were guessed elsewhere; TensorRT-LLM's external drafts."""
+    ids, logits = row.array("draft_input_ids"), row.array("draft_logits")
+    if ids is None:
+        if logits is not None:
+            raise InvalidRequestError(refusal("draft_logits", "came without `draft_input_ids`"))
+        return {}
+    if row.integer("num_return_sequences", 1, 0) > 1:
+        raise UnsupportedFeatureError(refusal("draft_input_ids", "cannot be shared by several sequences"))
+    if ids.size >= max_new_tokens:
+        msg = refusal("draft_input_ids", "leaves no token to generate", limit=max_new_tokens - 1, given=ids.size)
+        raise InvalidRequestError(msg)
+    drafts = ids.reshape(-1)
+    if int(drafts.min()) < 0 or int(drafts.max()) >= limits.vocab_size:
+        raise InvalidRequestError(refusal("draft_input_ids", "holds an id outside the vocabulary"))
+    if logits is not None and logits.shape != (drafts.size, limits.vocab_size):
+        expected = [drafts.size, limits.vocab_size]
+        raise InvalidRequestError(
+            refusal("draft_logits", "has a wrong shape", limit=expected, given=list(logits.shape))
+        )
+    has_threshold = row.scalar("draft_acceptance_threshold") is not None
+    return {
+        "draft_token_ids": tuple(drafts.tolist()),
+        "draft_logits": None if logits is None else logits.astype(np.float32),
+        "draft_acceptance_threshold": (
+            row.number("draft_acceptance_threshold", 0.0, 0.0, 1.0) if has_threshold else None
+        ),
+    }
 
 
 def _sampling(row: RowReader, limits: RequestLimits) -> SamplingParams:

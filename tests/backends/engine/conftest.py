@@ -155,7 +155,8 @@ class Simulation:
         for piece in plan.slices:
             sequence, rows = self.sequences[piece.sequence_id], predictions[piece.sequence_id]
             if sequence.request.return_context_logits and not sequence.num_output_tokens:
-                self.num_context_rows[piece.sequence_id] += len(rows)
+                num_drafts = max(0, piece.num_past_tokens + len(piece.token_ids) - sequence.num_tokens)
+                self.num_context_rows[piece.sequence_id] += len(rows) - num_drafts
             sampled[piece.sequence_id] = self._sample(sequence, piece, rows)
         self.scheduler.apply(plan, sampled)
         self.scheduler.audit()
@@ -191,7 +192,7 @@ class Simulation:
 
     def _propose(self) -> None:
         for sequence in self.sequences.values():
-            if sequence.status is SequenceStatus.RUNNING and self.rng.random() < self.draft_chance:
+            if sequence.status is not SequenceStatus.FINISHED and self.rng.random() < self.draft_chance:
                 drafts = continue_alone(sequence.token_ids, self.rng.randint(1, 5))
                 if self.rng.random() < 0.5:
                     drafts[self.rng.randrange(len(drafts))] = VOCAB_SIZE  # a token the model never makes

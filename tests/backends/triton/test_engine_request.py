@@ -78,7 +78,11 @@ def test_every_input_of_the_contract_is_honoured_refused_or_inert() -> None:
         "return_num_output_tokens": True,
         "exclude_input_in_output": True,
         "streaming": True,
+        "draft_input_ids": [8, 9],
+        "draft_logits": [[0.0] * 100] * 2,
+        "draft_acceptance_threshold": 0.5,
     }
+    drafted = {name: {"draft_input_ids": [8, 9]} for name in ("draft_logits", "draft_acceptance_threshold")}
     (plain,) = parse()
     required = {"input_ids", "input_lengths", "request_output_len"}
     for tensor in TENSORRT_LLM.inputs:
@@ -95,8 +99,9 @@ def test_every_input_of_the_contract_is_honoured_refused_or_inert() -> None:
             with pytest.raises(UnsupportedFeatureError, match="`beam_width`"):
                 parse(beam_width=2)
         else:
-            (changed,) = parse(**{name: samples[name]})
-            assert repr(changed) != repr(plain), name
+            base = drafted.get(name, {})
+            (changed,) = parse(**{**base, name: samples[name]})
+            assert repr(changed) != repr(parse(**base)[0]), name
 
 
 def test_zero_beams_and_sequences_mean_one() -> None:
@@ -160,6 +165,10 @@ def test_two_generations_of_a_name_must_agree(old: str, new: str) -> None:
         ({"embedding_bias": [float("nan")] * 100}, "`embedding_bias` holds NaN"),
         ({"stop_words_list": [[8], [3]]}, "`stop_words_list`"),
         ({"bad_words_list": [[200], [1]]}, "`bad_words_list`"),
+        ({"draft_input_ids": [1, 2, 3, 4]}, "`draft_input_ids` leaves no token to generate; limit 3, given 4"),
+        ({"draft_input_ids": [100]}, "`draft_input_ids` holds an id outside the vocabulary"),
+        ({"draft_input_ids": [1], "draft_logits": [[0.0]]}, "`draft_logits` has a wrong shape; limit [1, 100]"),
+        ({"draft_logits": [[0.0] * 100]}, "`draft_logits` came without `draft_input_ids`"),
     ],
 )
 def test_bad_values_are_refused_with_field_limit_and_value(changes: dict[str, Any], message: str) -> None:
