@@ -180,7 +180,9 @@ class Engine:
             self._next_sequence_id += 1
             generation = Generation(
                 sequence=Sequence(sequence_id, request, index),
-                sampler=SequenceSampler(request, index, self._vocabulary, seed),
+                sampler=SequenceSampler(
+                    request, index, self._vocabulary, seed, word_matching=self.config.word_matching
+                ),
                 stop_words=StopWords(
                     self._vocabulary, request.stop_words, request.end_id, matching=self.config.word_matching
                 ),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from enginehouse_backends.engine.request import TokenIds
-    from enginehouse_backends.engine.sampler import SequenceSampler
+    from enginehouse_backends.engine.sampler import SampledToken, SequenceSampler
     from enginehouse_backends.engine.sequence import Sequence
     from enginehouse_backends.engine.step import SequenceSlice, StepLogits
     from enginehouse_backends.engine.words import StopWords
@@ -60,7 +60,7 @@ class Generation:
         row = first_row + piece.num_logit_rows - 1 - len(drafts)
         tokens: list[int] = []
         for draft in (*drafts, None):
-            token = self.sampler.sample(logits, row + len(tokens))
+            token = self._choose(logits, row + len(tokens), draft, len(tokens))
             if request.return_generation_logits:
                 self._generation_rows.append(logits.full_row(row + len(tokens)))
             tokens.append(token.token_id)
@@ -91,6 +91,12 @@ class Generation:
         self._context_rows.clear()
         self._generation_rows.clear()
         return output
+
+    def _choose(self, logits: StepLogits, row: int, draft: int | None, index: int) -> SampledToken:
+        request = self.sequence.request
+        if draft is None or request.draft_logits is None or self.sequence.num_output_tokens:
+            return self.sampler.sample(logits, row)
+        return self.sampler.verify(logits, row, draft, request.draft_logits[index], request.draft_acceptance_threshold)
 
     def _accept(self, token_id: int, log_prob: float, num_output_tokens: int) -> None:
         request = self.sequence.request
