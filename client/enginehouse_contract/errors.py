@@ -11,9 +11,12 @@ request and carries the Triton error code it becomes on the wire; an assertion m
     ├── RequestCancelledError        CANCELLED        the client, or a `stop` request, ended it
     ├── DeadlineExceededError        UNAVAILABLE      a stated time limit passed
     ├── OverloadedError              UNAVAILABLE      try again later
+    │   └── BudgetExceededError      UNAVAILABLE      a tenant's budget or quota is used up until it resets
     ├── EngineUnavailableError       UNAVAILABLE      the engine (or the server) is not there
     ├── EngineFailureError           INTERNAL         the engine failed while computing
     ├── ConfigurationError           INVALID_ARG      a setting or a model parameter is wrong
+    ├── LedgerUnavailableError       UNAVAILABLE      the ledger cannot be written or read now
+    ├── LedgerConflictError          ALREADY_EXISTS   the ledger holds this key with other content
     ├── BuildError                   INTERNAL         a build could not be made
     │   └── ModelSourceError         INVALID_ARG      the model given cannot be built from
     ├── BuildIntegrityError          INVALID_ARG      a build's files are not what its manifest says
@@ -72,6 +75,10 @@ class OverloadedError(EnginehouseError):
         self.retry_after_s = retry_after_s
 
 
+class BudgetExceededError(OverloadedError):
+    """A tenant's budget or quota has no room for this request; ``retry_after_s`` is when its window resets."""
+
+
 class EngineUnavailableError(EnginehouseError):
     """The engine or the server that should answer is not there."""
 
@@ -88,6 +95,18 @@ class ConfigurationError(EnginehouseError):
     """A setting, a flag or a model parameter has a value it may not have."""
 
     code: ClassVar[ErrorCode] = "INVALID_ARG"
+
+
+class LedgerUnavailableError(EnginehouseError):
+    """The ledger cannot be written or read now: disk full, folder read-only, database gone or locked."""
+
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
+
+
+class LedgerConflictError(EnginehouseError):
+    """The ledger holds an entry under this key with other content, or none where one is needed."""
+
+    code: ClassVar[ErrorCode] = "ALREADY_EXISTS"
 
 
 class BuildError(EnginehouseError):

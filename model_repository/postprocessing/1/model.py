@@ -1,0 +1,3 @@
+from enginehouse_backends.triton.postprocessing import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]

@@ -1,0 +1,3 @@
+from enginehouse_backends.triton.preprocessing import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
