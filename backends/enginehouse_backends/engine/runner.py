@@ -1,0 +1,156 @@
+"""Computes steps on the CPU: OpenVINO's paged attention over a KV cache that is allocated once.
+
+The runner knows token ids, positions and blocks, nothing of requests. It is not thread-safe: one step at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+import openvino as ov
+
+from enginehouse_backends.engine.kv_cache import KvCache, KvCacheLayout
+from enginehouse_backends.engine.paged_graph import STEP_INPUTS, read_paged_decoder
+from enginehouse_contract.errors import ConfigurationError, EngineFailureError, refusal
+from enginehouse_contract.manifest import MODEL_FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from enginehouse_backends.engine.step import StepPlan
+
+ExecutionMode = Literal["accuracy", "performance"]
+KV_PRECISIONS: Final = ("u8", "f16", "f32")
+
+
+class OpenVinoStepLogits:
+    """A step's rows as views of the runner's memory, valid until its next :meth:`OpenVinoRunner.run`."""
+
+    def __init__(self, request: ov.InferRequest) -> None:
+        self._logits: NDArray[np.float32] = request.get_tensor("logits").data
+        self.top_values: NDArray[np.float32] = request.get_tensor("top_values").data
+        self.top_ids: NDArray[np.int32] = request.get_tensor("top_ids").data
+        self.log_sum_exp: NDArray[np.float32] = request.get_tensor("log_sum_exp").data
+
+    def full_row(self, row: int) -> NDArray[np.float32]:
+        """Return a writable copy of one row, [vocab]."""
+        return np.array(self._logits[row])
+
+
+class OpenVinoRunner:
+    """A compiled build with its KV cache; implements :class:`~enginehouse_backends.engine.step.Runner`."""
+
+    def __init__(self, compiled: ov.CompiledModel, layout: KvCacheLayout, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.tokens_per_block = layout.tokens_per_block
+        self.bytes_per_block = layout.bytes_per_block
+        self.vocab_size: int = compiled.output("logits").get_partial_shape()[1].get_length()
+        self._request = compiled.create_infer_request()
+        self._kv_cache = KvCache(self._request, layout, num_blocks)
+        self._inputs = {name: self._allocate_input(compiled.input(name)) for name in STEP_INPUTS}
+
+    @classmethod
+    def load(
+        cls,
+        build_dir: Path,
+        *,
+        kv_memory_bytes: int,
+        kv_precision: str,
+        max_kv_tokens: int | None = None,
+        num_threads: int | None = None,
+        execution_mode: ExecutionMode = "accuracy",
+        top_k: int = 64,
+    ) -> Self:
+        """Compile the build in *build_dir* and allocate as many blocks as *kv_memory_bytes* hold.
+
+        Args:
+            build_dir: Folder of the build.
+            kv_memory_bytes: Memory of the KV cache.
+            kv_precision: One of :data:`KV_PRECISIONS`.
+            max_kv_tokens: Slots wanted at most; ``None`` means as many as the memory holds.
+            num_threads: Threads that compute; ``None`` leaves it to OpenVINO (all cores).
+            execution_mode: ``accuracy`` computes in f32, so that a row hardly depends (1e-4) on what else its step
+                computes. ``performance`` lets OpenVINO take the host's fastest arithmetic (bfloat16, or activations in
+                8 bits), which rounds differently at other batch sizes.
+            top_k: Columns of ``top_values`` and ``top_ids``.
+
+        Raises:
+            BuildIntegrityError: The model cannot be read or is not a decoder with KV state.
+            ConfigurationError: The memory holds no block, or a precision cannot be had.
+        """
+        if kv_precision not in KV_PRECISIONS:
+            raise ConfigurationError(refusal("kv_precision", "is not known", limit=KV_PRECISIONS, given=kv_precision))
+        properties: dict[str, object] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "KV_CACHE_PRECISION": kv_precision,
+            "KEY_CACHE_QUANT_MODE": "BY_TOKEN",  # by channel, a slot's value changes when later ones are written
+        }
+        if execution_mode == "accuracy":
+            # not EXECUTION_MODE_HINT, which would also make the KV cache f32
+            properties |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+        if num_threads is not None:
+            properties["INFERENCE_NUM_THREADS"] = num_threads
+        model = read_paged_decoder(build_dir / MODEL_FILE, top_k)
+        try:
+            compiled = ov.Core().compile_model(model, "CPU", properties)
+        except RuntimeError as error:
+            msg = f"{build_dir} cannot be compiled with {properties}: {error}"
+            raise ConfigurationError(msg) from error
+        layout = KvCacheLayout(compiled)
+        return cls(compiled, layout, layout.num_blocks_within(kv_memory_bytes, max_kv_tokens))
+
+    def run(self, plan: StepPlan) -> OpenVinoStepLogits:
+        """Copy ``plan.block_copies``, compute the slices, and answer the wanted rows.
+
+        Raises :class:`EngineFailureError` when the runtime fails.
+        """
+        if plan.block_copies:
+            self._kv_cache.copy_blocks(plan.block_copies)
+        self._write_inputs(plan)
+        try:
+            self._request.infer(share_inputs=True, share_outputs=True)
+        except RuntimeError as error:
+            msg = f"the forward pass of {plan.num_tokens} tokens failed: {error}"
+            raise EngineFailureError(msg) from error
+        return OpenVinoStepLogits(self._request)
+
+    def _write_inputs(self, plan: StepPlan) -> None:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        block_ids: list[int] = []
+        logit_rows: list[int] = []
+        token_begins, block_begins = [0], [0]
+        max_context_len = 0
+        for piece in plan.slices:
+            context_len = piece.num_past_tokens + len(piece.token_ids)
+            token_ids += piece.token_ids
+            positions += range(piece.num_past_tokens, context_len)
+            block_ids += piece.block_ids
+            token_begins.append(len(token_ids))
+            block_begins.append(len(block_ids))
+            logit_rows += range(len(token_ids) - piece.num_logit_rows, len(token_ids))
+            max_context_len = max(max_context_len, context_len)
+        values = {
+            "input_ids": token_ids,
+            "position_ids": positions,
+            "past_lens": [piece.num_past_tokens for piece in plan.slices],
+            "subsequence_begins": token_begins,
+            "block_indices": block_ids,
+            "block_indices_begins": block_begins,
+            "logit_rows": logit_rows,
+        }
+        for name, numbers in values.items():
+            tensor = self._inputs[name]
+            tensor.shape = (len(numbers),)
+            tensor.data[:] = numbers
+        self._inputs["max_context_len"].data[()] = max_context_len
+
+    def _allocate_input(self, port: ov.ConstOutput) -> ov.Tensor:
+        """Give the request an input tensor that grows when a step needs more room."""
+        tensor = ov.Tensor(port.get_element_type(), [1] * port.get_partial_shape().rank.get_length())
+        self._request.set_tensor(port, tensor)
+        return tensor
