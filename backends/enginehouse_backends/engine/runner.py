@@ -12,6 +12,8 @@ import openvino as ov
 
 from enginehouse_backends.engine.kv_cache import KvCache, KvCacheLayout
 from enginehouse_backends.engine.paged_graph import STEP_INPUTS, read_paged_decoder
+from enginehouse_backends.engine.request import SequenceId
+from enginehouse_backends.engine.step import BlockId, SequenceSlice
 from enginehouse_contract.errors import ConfigurationError, EngineFailureError, refusal
 from enginehouse_contract.manifest import MODEL_FILE
 
@@ -30,11 +32,11 @@ KV_PRECISIONS: Final = ("u8", "f16", "f32")
 class OpenVinoStepLogits:
     """A step's rows as views of the runner's memory, valid until its next :meth:`OpenVinoRunner.run`."""
 
-    def __init__(self, request: ov.InferRequest) -> None:
-        self._logits: NDArray[np.float32] = request.get_tensor("logits").data
-        self.top_values: NDArray[np.float32] = request.get_tensor("top_values").data
-        self.top_ids: NDArray[np.int32] = request.get_tensor("top_ids").data
-        self.log_sum_exp: NDArray[np.float32] = request.get_tensor("log_sum_exp").data
+    def __init__(self, request: ov.InferRequest, num_rows: int) -> None:
+        self._logits: NDArray[np.float32] = request.get_tensor("logits").data[:num_rows]
+        self.top_values: NDArray[np.float32] = request.get_tensor("top_values").data[:num_rows]
+        self.top_ids: NDArray[np.int32] = request.get_tensor("top_ids").data[:num_rows]
+        self.log_sum_exp: NDArray[np.float32] = request.get_tensor("log_sum_exp").data[:num_rows]
 
     def full_row(self, row: int) -> NDArray[np.float32]:
         """Return a writable copy of one row, [vocab]."""
@@ -42,15 +44,24 @@ class OpenVinoStepLogits:
 
 
 class OpenVinoRunner:
-    """A compiled build with its KV cache; implements :class:`~enginehouse_backends.engine.step.Runner`."""
+    """A compiled build with its KV cache; implements :class:`~enginehouse_backends.engine.step.Runner`.
 
-    def __init__(self, compiled: ov.CompiledModel, layout: KvCacheLayout, num_blocks: int) -> None:
+    The runtime's product of a matrix and a single row rounds differently from that with two rows or more, whose rows do
+    not depend on each other. So that a sequence gets the same tokens alone as in a batch, single rows are padded in
+    ``accuracy`` mode: a token alone in its step is joined by one in a block that no sequence has.
+    """
+
+    def __init__(
+        self, compiled: ov.CompiledModel, layout: KvCacheLayout, num_blocks: int, *, pad_single_rows: bool
+    ) -> None:
         self.num_blocks = num_blocks
         self.tokens_per_block = layout.tokens_per_block
         self.bytes_per_block = layout.bytes_per_block
         self.vocab_size: int = compiled.output("logits").get_partial_shape()[1].get_length()
         self._request = compiled.create_infer_request()
-        self._kv_cache = KvCache(self._request, layout, num_blocks)
+        self._kv_cache = KvCache(self._request, layout, num_blocks + 1)
+        self._pad_single_rows = pad_single_rows
+        self._padding = SequenceSlice(SequenceId(-1), (0,), 0, (BlockId(num_blocks),), 0)
         self._inputs = {name: self._allocate_input(compiled.input(name)) for name in STEP_INPUTS}
 
     @classmethod
@@ -73,9 +84,9 @@ class OpenVinoRunner:
             kv_precision: One of :data:`KV_PRECISIONS`.
             max_kv_tokens: Slots wanted at most; ``None`` means as many as the memory holds.
             num_threads: Threads that compute; ``None`` leaves it to OpenVINO (all cores).
-            execution_mode: ``accuracy`` computes in f32, so that a row hardly depends (1e-4) on what else its step
-                computes. ``performance`` lets OpenVINO take the host's fastest arithmetic (bfloat16, or activations in
-                8 bits), which rounds differently at other batch sizes.
+            execution_mode: ``accuracy`` computes in f32, and a row does not depend on what else its step computes.
+                ``performance`` lets OpenVINO take the host's fastest arithmetic (bfloat16, or activations in 8 bits),
+                which rounds differently at other batch sizes.
             top_k: Columns of ``top_values`` and ``top_ids``.
 
         Raises:
@@ -101,7 +112,8 @@ class OpenVinoRunner:
             msg = f"{build_dir} cannot be compiled with {properties}: {error}"
             raise ConfigurationError(msg) from error
         layout = KvCacheLayout(compiled)
-        return cls(compiled, layout, layout.num_blocks_within(kv_memory_bytes, max_kv_tokens))
+        num_blocks = layout.num_blocks_within(kv_memory_bytes, max_kv_tokens)
+        return cls(compiled, layout, num_blocks, pad_single_rows=execution_mode == "accuracy")
 
     def run(self, plan: StepPlan) -> OpenVinoStepLogits:
         """Copy ``plan.block_copies``, compute the slices, and answer the wanted rows.
@@ -116,7 +128,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             msg = f"the forward pass of {plan.num_tokens} tokens failed: {error}"
             raise EngineFailureError(msg) from error
-        return OpenVinoStepLogits(self._request)
+        return OpenVinoStepLogits(self._request, plan.num_logit_rows)
 
     def _write_inputs(self, plan: StepPlan) -> None:
         token_ids: list[int] = []
@@ -125,7 +137,10 @@ class OpenVinoRunner:
         logit_rows: list[int] = []
         token_begins, block_begins = [0], [0]
         max_context_len = 0
-        for piece in plan.slices:
+        slices = plan.slices
+        if self._pad_single_rows and plan.num_tokens == 1:
+            slices += (self._padding,)
+        for piece in slices:
             context_len = piece.num_past_tokens + len(piece.token_ids)
             token_ids += piece.token_ids
             positions += range(piece.num_past_tokens, context_len)
@@ -134,10 +149,12 @@ class OpenVinoRunner:
             block_begins.append(len(block_ids))
             logit_rows += range(len(token_ids) - piece.num_logit_rows, len(token_ids))
             max_context_len = max(max_context_len, context_len)
+        if self._pad_single_rows and len(logit_rows) == 1:
+            logit_rows *= 2
         values = {
             "input_ids": token_ids,
             "position_ids": positions,
-            "past_lens": [piece.num_past_tokens for piece in plan.slices],
+            "past_lens": [piece.num_past_tokens for piece in slices],
             "subsequence_begins": token_begins,
             "block_indices": block_ids,
             "block_indices_begins": block_begins,
