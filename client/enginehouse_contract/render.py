@@ -55,7 +55,8 @@ def render_docs() -> str:
         "",
         "Names, types and shapes are those of NVIDIA's `inflight_batcher_llm` models (tensorrtllm_backend v0.19.0)",
         "with the additions of TensorRT-LLM up to 1.2.1. Clients send shapes with a leading batch dimension.",
-        "*optional*: may be left out. *scalar*: the backend sees it without the last dimension. *ragged*: lengths may differ within a batch.",
+        "*optional*: may be left out. *scalar*: the backend sees it without the last dimension.",
+        "*ragged*: lengths may differ within a batch.",
         "",
         "Two inputs have two names; either may be sent, both only with one value: "
         + ", ".join(f"`{old}` = `{new}`" for old, new in RENAMED_INPUTS.items())

@@ -427,6 +427,9 @@ _FRONT_DOOR_OUTPUTS: Final = (
 )
 """What our front door answers beyond NVIDIA's, with the last response of each sequence."""
 
+_FRONT_DOOR_PARAMETERS: Final = ("gpt_model_path", "skip_special_tokens", "tokenizer_dir")
+"""Known from the other models; our front door tokenizes itself."""
+
 _TENSORRT_LLM_BLS_PARAMETERS: Final = (
     "accumulate_tokens",
     "multimodal_encoders_name",
@@ -561,7 +564,7 @@ TENSORRT_LLM_BLS: Final = ModelContract(
         *_FRONT_DOOR_INPUTS,
     ),
     (*_TENSORRT_LLM_BLS_OUTPUTS, *_FRONT_DOOR_OUTPUTS),
-    _TENSORRT_LLM_BLS_PARAMETERS,
+    (*_TENSORRT_LLM_BLS_PARAMETERS, *_FRONT_DOOR_PARAMETERS),
 )
 
 MODELS: Final[dict[str, ModelContract]] = {
