@@ -34,14 +34,19 @@ STEP_INPUTS: Final = (
     "max_context_len",  # scalar
     "logit_rows",  # [rows], into tokens
 )
+SAMPLING_OUTPUTS: Final = (
+    "logits",  # [rows, vocab]
+    "top_values",  # [rows, min(top_k, vocab)], descending
+    "top_ids",  # as top_values
+    "log_sum_exp",  # [rows]
+)
 _STATEFUL_INPUTS: Final = {"input_ids", "position_ids"}
 
 
 def read_paged_decoder(model_path: Path, top_k: int) -> ov.Model:
     """Read the decoder at *model_path* and return it as a paged graph.
 
-    Its inputs are :data:`STEP_INPUTS` and the caches; its outputs ``logits`` [rows, vocab], ``top_values`` and
-    ``top_ids`` [rows, min(top_k, vocab)], descending, and ``log_sum_exp`` [rows].
+    Its inputs are :data:`STEP_INPUTS` and the caches, its outputs :data:`SAMPLING_OUTPUTS`, in that order.
 
     Raises:
         BuildIntegrityError: The file cannot be read, or is not a decoder with KV state.
@@ -105,15 +110,10 @@ def _add_sampling_outputs(model: ov.Model, top_k: int) -> None:
     )  # start, stop, step, axis
     sum_exp = ops.reduce_sum(ops.exp(ops.subtract(logits, largest)), ops.constant([1], np.int64), keep_dims=True)
     log_sum_exp = ops.squeeze(ops.add(ops.log(sum_exp), largest), ops.constant([1], np.int64))
-    outputs = {
-        "logits": logits.output(0),
-        "top_values": top.output(0),
-        "top_ids": top.output(1),
-        "log_sum_exp": log_sum_exp.output(0),
-    }
+    outputs = (logits.output(0), top.output(0), top.output(1), log_sum_exp.output(0))
     result.input_value(0).get_tensor().set_names(set())
     model.remove_result(result)
-    for name, output in outputs.items():
+    for name, output in zip(SAMPLING_OUTPUTS, outputs, strict=True):
         output.get_tensor().set_names({name})
         model.add_results([ops.result(output)])
     model.validate_nodes_and_infer_types()

@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 
 from enginehouse_backends.engine.kv_cache import KvCache, KvCacheLayout
-from enginehouse_backends.engine.paged_graph import STEP_INPUTS, read_paged_decoder
+from enginehouse_backends.engine.paged_graph import SAMPLING_OUTPUTS, STEP_INPUTS, read_paged_decoder
 from enginehouse_backends.engine.request import SequenceId
 from enginehouse_backends.engine.step import BlockId, SequenceSlice
 from enginehouse_contract.errors import ConfigurationError, EngineFailureError, refusal
@@ -33,10 +33,13 @@ class OpenVinoStepLogits:
     """A step's rows as views of the runner's memory, valid until its next :meth:`OpenVinoRunner.run`."""
 
     def __init__(self, request: ov.InferRequest, num_rows: int) -> None:
-        self._logits: NDArray[np.float32] = request.get_tensor("logits").data[:num_rows]
-        self.top_values: NDArray[np.float32] = request.get_tensor("top_values").data[:num_rows]
-        self.top_ids: NDArray[np.int32] = request.get_tensor("top_ids").data[:num_rows]
-        self.log_sum_exp: NDArray[np.float32] = request.get_tensor("log_sum_exp").data[:num_rows]
+        logits, top_values, top_ids, log_sum_exp = (
+            request.get_output_tensor(index).data[:num_rows] for index in range(len(SAMPLING_OUTPUTS))
+        )
+        self._logits: NDArray[np.float32] = logits
+        self.top_values: NDArray[np.float32] = top_values
+        self.top_ids: NDArray[np.int32] = top_ids
+        self.log_sum_exp: NDArray[np.float32] = log_sum_exp
 
     def full_row(self, row: int) -> NDArray[np.float32]:
         """Return a writable copy of one row, [vocab]."""
@@ -100,9 +103,10 @@ class OpenVinoRunner:
             "KV_CACHE_PRECISION": kv_precision,
             "KEY_CACHE_QUANT_MODE": "BY_TOKEN",  # by channel, a slot's value changes when later ones are written
         }
-        if execution_mode == "accuracy":
-            # not EXECUTION_MODE_HINT, which would also make the KV cache f32
-            properties |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+        if execution_mode == "accuracy":  # EXECUTION_MODE_HINT would also make the KV cache f32
+            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+        if execution_mode == "accuracy" or kv_precision == "f32":  # bfloat16 attention reads no f32 cache
+            properties["INFERENCE_PRECISION_HINT"] = "f32"
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
         model = read_paged_decoder(build_dir / MODEL_FILE, top_k)
