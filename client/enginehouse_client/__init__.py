@@ -1,1 +1,22 @@
-"""The Python client of an Enginehouse server: tritonclient under typed requests, results and errors."""
+"""The Python client of an Enginehouse server: typed requests, results and errors over tritonclient's protocols.
+
+>>> from enginehouse_client import Client
+>>> with Client("127.0.0.1:8001") as client:  # doctest: +SKIP
+...     for chunk in client.generate_stream("The capital of France is", max_tokens=8):
+...         print(chunk.text, end="")
+"""
+
+from enginehouse_client._client import AsyncClient, Client
+from enginehouse_client._request import FRONT_DOOR, GenerationOptions
+from enginehouse_client._results import GeneratedSequence, GenerationChunk, GenerationResult, Usage
+
+__all__ = [
+    "FRONT_DOOR",
+    "AsyncClient",
+    "Client",
+    "GeneratedSequence",
+    "GenerationChunk",
+    "GenerationOptions",
+    "GenerationResult",
+    "Usage",
+]

@@ -10,10 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
+import numpy as np
+
 from enginehouse_backends.tokenization.word_lists import MAX_WORD_BYTES, MAX_WORDS
 from enginehouse_backends.triton.row_reader import RowReader
 from enginehouse_contract.errors import InvalidRequestError, UnsupportedFeatureError, refusal
-from enginehouse_contract.tensors import ENSEMBLE
+from enginehouse_contract.tensors import ENSEMBLE, TENSORRT_LLM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -156,11 +158,17 @@ def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, t
         priority=row.integer("priority", 0, 0),
         timeout_s=timeout_ms / 1000 if timeout_ms else None,
         engine_inputs={
-            ENGINE_NAMES[name]: array[index : index + 1]
+            ENGINE_NAMES[name]: _as_sent(ENGINE_NAMES[name], array[index])
             for name, array in inputs.items()
             if name in ENGINE_NAMES and name not in _OWN_BUSINESS
         },
     )
+
+
+def _as_sent(engine_name: str, value: NDArray[Any]) -> NDArray[Any]:
+    """A row's value in the shape that the engine's clients send: with a batch dimension, scalars as [1, 1]."""
+    value = np.asarray(value)
+    return value.reshape(1, 1) if TENSORRT_LLM.input(engine_name).dims == (1,) else value[None]
 
 
 def _words(row: RowReader, name: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ its end. Iterating is done in an ordinary thread: in an event loop it would bloc
 from __future__ import annotations
 
 import importlib
+import re
 import threading
 import time
 from collections import deque
@@ -32,6 +33,16 @@ _KEEP_ITERATORS_S: Final = 5.0
 
 _UNHEALTHY: Final = ("is not healthy", "is not ready", "is not found", "has no available versions", "unknown model")
 """What Triton's messages say when the called model is not there to answer."""
+
+
+_REFUSAL: Final = re.compile(r"^`\w+`")
+
+_WORDS: Final[dict[str, type[EnginehouseError]]] = {
+    "queue is full": OverloadedError,
+    "was cancelled": RequestCancelledError,
+    "shutting down": EngineUnavailableError,
+    "reload the model": EngineUnavailableError,
+}
 
 
 class _Graveyard:
@@ -88,15 +99,30 @@ def call_model(
         _GRAVEYARD.bury(responses)
 
 
-def error_of_message(message: str, code: int | None = None) -> EnginehouseError:
-    """Turn a called model's error into ours, by its Triton code and, for a model that is gone, by its words."""
+def error_of_message(message: str, code: object = None) -> EnginehouseError:
+    """Turn a called model's error into ours.
+
+    Triton 2.51 answers INTERNAL for every error that crosses a call between models, so where the code says no more, the
+    words decide: a refusal of ours begins with its field in backticks.
+    """
     if any(words in message for words in _UNHEALTHY):
         return EngineUnavailableError(f"the engine is not there to answer: {message}")
+    by_code = _errors_by_code().get(code)
+    if by_code is not None:
+        return by_code(message)
+    if _REFUSAL.search(message):
+        return (UnsupportedFeatureError if "not supported" in message else InvalidRequestError)(message)
+    for words, kind in _WORDS.items():
+        if words in message:
+            return kind(message)
+    return EngineFailureError(message)
+
+
+def _errors_by_code() -> dict[object, type[EnginehouseError]]:
     error = importlib.import_module("triton_python_backend_utils").TritonError
-    kinds: dict[int, type[EnginehouseError]] = {
+    return {
         error.INVALID_ARG: InvalidRequestError,
         error.UNSUPPORTED: UnsupportedFeatureError,
         error.UNAVAILABLE: OverloadedError,
         error.CANCELLED: RequestCancelledError,
     }
-    return kinds.get(-1 if code is None else code, EngineFailureError)(message)

@@ -58,8 +58,10 @@ class RowReader:
         if value is None:
             return default
         if not math.isfinite(value) or not low <= value <= high:
-            bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"at least {low:g}"
-            raise InvalidRequestError(refusal(name, f"must be a finite number {bounds}", given=value))
+            bounds = [f"at least {low:g}"] if math.isfinite(low) else []
+            bounds += [f"at most {high:g}"] if math.isfinite(high) else []
+            problem = f"must be a finite number{',' if bounds else ''} {' and '.join(bounds)}".rstrip()
+            raise InvalidRequestError(refusal(name, problem, given=value))
         return float(value)
 
     def integer(self, name: str, default: int, low: int, high: int | None = None) -> int:

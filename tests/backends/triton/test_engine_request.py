@@ -152,7 +152,7 @@ def test_two_generations_of_a_name_must_agree(old: str, new: str) -> None:
         ({"request_output_len": 0}, "`request_output_len` must be at least 1; given 0"),
         ({"request_output_len": 62}, "leaves room for 61 more; limit 64, given 62"),
         ({"temperature": float("nan")}, "`temperature` must be a finite number"),
-        ({"temperature": -1.0}, "`temperature` must be a finite number at least 0"),
+        ({"temperature": -1.0}, "`temperature` must be a finite number, at least 0"),
         ({"runtime_top_p": 2.0}, "`runtime_top_p`"),
         ({"runtime_top_p": float("nan")}, "`runtime_top_p`"),
         ({"runtime_top_k": -1}, "`runtime_top_k` must be at least 0"),

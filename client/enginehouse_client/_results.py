@@ -1,0 +1,132 @@
+"""What the server answers, typed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_METRICS: Final = (
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one sequence; ``None`` where the model does not report one."""
+
+    num_input_tokens: int | None = None
+    num_cached_input_tokens: int | None = None
+    num_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """A piece of one sequence. The last piece of a sequence has its finish reason and usage (front door)."""
+
+    text: str
+    sequence_index: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    log_probs: tuple[float, ...] = ()
+    cum_log_prob: float | None = None
+    usage: Usage = field(default_factory=Usage)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # with return_perf_metrics, on the last piece
+    request_id: str | None = None
+    build_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSequence:
+    """One whole sequence."""
+
+    text: str
+    finish_reason: str | None
+    stop_reason: str | None
+    log_probs: tuple[float, ...]
+    cum_log_prob: float | None
+    usage: Usage
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A whole answer: ``sequences`` in the order of their index, ``text`` that of the first."""
+
+    sequences: tuple[GeneratedSequence, ...]
+    request_id: str | None
+    build_id: str | None
+
+    @property
+    def text(self) -> str:
+        """Text of the first sequence."""
+        return self.sequences[0].text
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Finish reason of the first sequence."""
+        return self.sequences[0].finish_reason
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of the first sequence."""
+        return self.sequences[0].usage
+
+
+def make_chunk(outputs: Mapping[str, list[Any]]) -> GenerationChunk:
+    """Read one response's outputs, each a flat list."""
+
+    def first(name: str) -> Any:
+        values = outputs.get(name)
+        return values[0] if values else None
+
+    usage = Usage(first("num_input_tokens"), first("num_cached_input_tokens"), first("num_output_tokens"))
+    return GenerationChunk(
+        text=first("text_output") or "",
+        sequence_index=int(first("sequence_index") or 0),
+        finish_reason=first("finish_reason") or None,
+        stop_reason=first("stop_reason") or None,
+        log_probs=tuple(outputs.get("output_log_probs", ())),
+        cum_log_prob=first("cum_log_probs"),
+        usage=usage,
+        metrics={name: first(name) for name in _METRICS if first(name) is not None},
+        request_id=first("request_id"),
+        build_id=first("build_id"),
+    )
+
+
+def join_chunks(chunks: Iterable[GenerationChunk]) -> GenerationResult:
+    """Put the pieces of an answer together."""
+    by_index: dict[int, list[GenerationChunk]] = {}
+    for chunk in chunks:
+        by_index.setdefault(chunk.sequence_index, []).append(chunk)
+    every = [chunk for index in sorted(by_index) for chunk in by_index[index]]
+    return GenerationResult(
+        tuple(_join_sequence(by_index[index]) for index in sorted(by_index)) or (_join_sequence([]),),
+        request_id=next((chunk.request_id for chunk in every if chunk.request_id), None),
+        build_id=next((chunk.build_id for chunk in every if chunk.build_id), None),
+    )
+
+
+def _join_sequence(chunks: list[GenerationChunk]) -> GeneratedSequence:
+    last = chunks[-1] if chunks else GenerationChunk("")
+    return GeneratedSequence(
+        text="".join(chunk.text for chunk in chunks),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
+        cum_log_prob=last.cum_log_prob,
+        usage=last.usage,
+        metrics=last.metrics,
+    )
