@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from enginehouse_cli import build, builds, chat, demo, doctor, generate, serve
-from enginehouse_cli.console import EXIT_FAILED, EXIT_INTERRUPTED, exit_code_of, explain_unexpected, print_error
+from enginehouse_cli.console import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    exit_code_of,
+    explain_unexpected,
+    print_error,
+)
 from enginehouse_contract.errors import EnginehouseError
 
 app = typer.Typer(
@@ -37,12 +44,12 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(args=arguments, standalone_mode=False)
         code = result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        error.show()
+    except TyperException as error:
+        print_error(error)
+        code = EXIT_USAGE
+    except typer.Exit as error:
         code = error.exit_code
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = EXIT_INTERRUPTED
     except EnginehouseError as error:
         print_error(error)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _UNPRIVILEGED_USERS = ("postgres", "nobody")
+_MAX_STARTS = 50
 
 
 def find_postgres() -> Path | None:
@@ -48,6 +49,16 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
+        for _ in range(_MAX_STARTS):
+            self._launch()
+            while self.process is not None and self.process.poll() is None:
+                if self._runs("pg_isready", "--quiet", f"--host={self.folder}", "--username=tests"):
+                    return
+                time.sleep(0.1)
+            time.sleep(0.2)  # children of a killed server may still be there; it starts once they are gone
+        raise RuntimeError("PostgreSQL did not start")
+
+    def _launch(self) -> None:
         options = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={self.folder}", "-c", "fsync=off"]
         self.process = subprocess.Popen(  # noqa: S603 - the arguments are ours
             [self.programs / "postgres", "-D", self.folder / "data", *options],
@@ -55,7 +66,6 @@ class PostgresServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self._run("pg_isready", "--quiet", f"--host={self.folder}", "--username=tests", num_tries=100)
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
@@ -68,7 +78,6 @@ class PostgresServer:
         self.process.kill()
         self.process.wait()
         self.process = None
-        # Its children notice by themselves; a new server waits for them.
 
     def stop(self) -> None:
         """Shut the server down."""
@@ -79,16 +88,18 @@ class PostgresServer:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def _run(self, program: str, *arguments: str, num_tries: int = 1) -> None:
-        for attempt in range(num_tries):
-            done = subprocess.run(  # noqa: S603 - the arguments are ours
-                [self.programs / program, *arguments], user=self.user, capture_output=True, check=False
-            )
-            if done.returncode == 0:
-                return
-            if attempt + 1 < num_tries:
-                time.sleep(0.1)
-        raise RuntimeError(f"{program} failed: {done.stderr.decode()}")
+    def _runs(self, program: str, *arguments: str) -> bool:
+        return self._run_program(program, *arguments).returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = self._run_program(program, *arguments)
+        if done.returncode != 0:
+            raise RuntimeError(f"{program} failed: {done.stderr.decode()}")
+
+    def _run_program(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(  # noqa: S603 - the arguments are ours
+            [self.programs / program, *arguments], user=self.user, capture_output=True, check=False
+        )
 
 
 def run_postgres(programs: Path) -> Iterator[PostgresServer]:
