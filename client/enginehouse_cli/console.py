@@ -47,7 +47,7 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def print_error(error: BaseException) -> None:
+def print_error(error: BaseException | str) -> None:
     """Print one line that says what is wrong."""
     text = str(error) or type(error).__name__
     stderr.print(f"error: {text}", style="red", markup=False)

@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         result = app(args=arguments, standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except TyperException as error:
-        print_error(error)
+        print_error(error.format_message())
         code = EXIT_USAGE
     except typer.Exit as error:
         code = error.exit_code

@@ -39,6 +39,16 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.create_database(f"ledger_{next(_NUMBERS)}")
 
 
+class Clock:
+    """A clock that tests set; Unix time in ns."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
 BOOK = """\
 currency: USD
 effective_from: 2020-01-01T00:00:00Z
