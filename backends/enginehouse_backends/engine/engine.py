@@ -26,7 +26,7 @@ from enginehouse_backends.engine.request import FinishReason, SequenceId, Sequen
 from enginehouse_backends.engine.sampler import SequenceSampler
 from enginehouse_backends.engine.scheduler import IterationStats, Scheduler, SchedulerConfig
 from enginehouse_backends.engine.sequence import Sequence
-from enginehouse_backends.engine.words import StopWords, WordMatching
+from enginehouse_backends.engine.words import StopWords, WordMatching, check_words
 from enginehouse_backends.speculation.drafting import Drafting
 from enginehouse_backends.speculation.ngram import NgramProposer
 from enginehouse_contract.errors import EnginehouseError, EngineUnavailableError, OverloadedError
@@ -101,6 +101,7 @@ class Engine:
         full, :class:`EngineUnavailableError` when the engine is closed or broken.
         """
         self._scheduler.check(request)
+        check_words(request, self._vocabulary)
         with self._wake:
             self._check_open()
             limit = self.config.max_queue_size

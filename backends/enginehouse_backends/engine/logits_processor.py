@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from enginehouse_backends.engine.request import GenerationRequest
@@ -28,7 +26,8 @@ class LogitsProcessor:
 
     def __init__(self, request: GenerationRequest, bad_words: BadWords) -> None:
         sampling = request.sampling
-        self._request = request
+        self._end_id = request.end_id
+        self._min_new_tokens = request.min_new_tokens
         self._bad_words = bad_words
         self._bias = sampling.embedding_bias
         self._repetition = sampling.repetition_penalty
@@ -37,13 +36,23 @@ class LogitsProcessor:
         self._has_penalty = self._repetition != 1.0 or self._presence != 0.0 or self._frequency != 0.0
         self._counts: Counter[int] = Counter(request.prompt_token_ids if self._has_penalty else ())
         self._num_output_tokens = 0
-        self.is_identity = not (self._has_penalty or self._bias is not None or bad_words or request.min_new_tokens)
+        self._is_static_identity = not (self._has_penalty or self._bias is not None or bad_words)
         self.may_raise = (
             self._repetition < 1.0
             or self._presence < 0.0
             or self._frequency < 0.0
             or (self._bias is not None and bool((self._bias > 0.0).any()))
         )
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the end id may come now."""
+        return self._num_output_tokens >= self._min_new_tokens
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is changed now."""
+        return self._is_static_identity and (self._end_id is None or self.may_end)
 
     def accept(self, token_id: int) -> None:
         """Move on past a token that was taken."""
@@ -78,11 +87,8 @@ class LogitsProcessor:
 
     def banned_ids(self) -> NDArray[np.int32]:
         """Return the tokens that may not come next."""
-        banned: Sequence[int] = ()
-        if self._num_output_tokens < self._request.min_new_tokens and self._request.end_id is not None:
-            banned = (self._request.end_id,)
-        words = self._bad_words.banned_ids() if self._bad_words else np.empty(0, np.int32)
-        return np.append(words, np.array(banned, np.int32))
+        banned = self._bad_words.banned_ids() if self._bad_words else np.empty(0, np.int32)
+        return banned if self._end_id is None or self.may_end else np.append(banned, np.int32(self._end_id))
 
     def _penalize(self, values: Values, counts: NDArray[np.int64]) -> None:
         """Repetition: divide positive, multiply negative logits (Keskar et al. 2019); then presence and frequency."""
@@ -90,5 +96,4 @@ class LogitsProcessor:
         if self._repetition != 1.0:
             scaled = np.where(values > 0, values / self._repetition, values * self._repetition)
             values[seen] = scaled[seen]
-        values[seen] -= self._presence
-        values -= self._frequency * counts
+        values[seen] -= self._presence + self._frequency * counts[seen]

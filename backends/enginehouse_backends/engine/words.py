@@ -1,40 +1,101 @@
 """Stop and bad words over generated tokens, at text level: whatever token boundaries they fall on.
 
 A word of ordinary tokens is the text of its tokens. A stop word matches when the generated text contains it; a bad word
-bans every token that would complete it. Words that hold a special token, and all words under ``matching="tokens"``,
-match by token ids alone, as NVIDIA's engine matches.
+bans every token that would complete it. Special tokens add nothing to the text. Words that hold one, and all words
+under ``matching="tokens"``, match by token ids alone, as NVIDIA's engine matches.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import copy
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+
+from enginehouse_backends.tokenization.word_automaton import WordAutomaton
+from enginehouse_backends.tokenization.word_lists import MAX_WORD_BYTES
+from enginehouse_contract.errors import InvalidRequestError, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
-    from enginehouse_backends.engine.request import TokenIds
+    from enginehouse_backends.engine.request import GenerationRequest, TokenIds
     from enginehouse_backends.tokenization.vocabulary import Vocabulary
 
 WordMatching = Literal["text", "tokens"]
 
+_MAX_STATES_CACHED = 1024
 
-def split_words(
-    vocabulary: Vocabulary, words: Iterable[TokenIds], matching: WordMatching
-) -> tuple[dict[bytes, TokenIds], list[TokenIds]]:
-    """Return the words that match as text, by their bytes, and those that match by ids."""
-    by_text: dict[bytes, TokenIds] = {}
-    by_ids: list[TokenIds] = []
-    for word in words:
-        text = b"".join(vocabulary.text_bytes_of(token_id) for token_id in word)
-        if matching == "tokens" or not text or any(map(vocabulary.is_special, word)):
-            by_ids.append(word)
+
+def check_words(request: GenerationRequest, vocabulary: Vocabulary) -> None:
+    """Raise :class:`InvalidRequestError` when the text of a request's stop or bad words is too long to watch for."""
+    for name, words in (("stop_words_list", request.stop_words), ("bad_words_list", request.bad_words)):
+        num_bytes = sum(len(vocabulary.bytes_of(token_id)) for word in words for token_id in word)
+        if num_bytes > MAX_WORD_BYTES:
+            limit, given = f"{MAX_WORD_BYTES} bytes", f"{num_bytes} bytes"
+            raise InvalidRequestError(refusal(name, "is too long as text", limit=limit, given=given))
+
+
+class _WordSet:
+    """Words ready to be matched, by text and by ids. Its state is a pair, one number for each."""
+
+    def __init__(self, vocabulary: Vocabulary, words: Iterable[TokenIds], matching: WordMatching) -> None:
+        self._vocabulary = vocabulary
+        self._word_of_text: dict[bytes, TokenIds] = {}
+        by_ids: list[TokenIds] = []
+        for word in words:
+            text = b"".join(vocabulary.text_bytes_of(token_id) for token_id in word)
+            if matching == "tokens" or not text or any(map(vocabulary.is_special, word)):
+                by_ids.append(word)
+            else:
+                self._word_of_text.setdefault(text, word)
+        self._by_text = WordAutomaton(self._word_of_text)
+        self._by_ids = WordAutomaton(by_ids)
+        self.max_length = max(map(len, (*self._word_of_text, *by_ids)), default=0)  # in bytes, or in ids
+        self._single_ids = [word[0] for word in by_ids if len(word) == 1]
+        self.banned_ids = lru_cache(maxsize=_MAX_STATES_CACHED)(self._banned_ids)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_text or self._by_ids)
+
+    def step(self, text_state: int, ids_state: int, token_id: int) -> tuple[int, int, TokenIds | None]:
+        """Return the state after a token, and the word that it completes.
+
+        Of several, one by ids comes before one by text, then the one that ends first, then the longest.
+        """
+        word: TokenIds | None = None
+        if self._by_ids:
+            ids_state = self._by_ids.step(ids_state, token_id)
+            word = self._by_ids.word(ids_state)
+        if self._by_text:
+            for byte in self._vocabulary.text_bytes_of(token_id):
+                text_state = self._by_text.step(text_state, byte)
+                if word is None and (text := self._by_text.word(text_state)) is not None:
+                    word = self._word_of_text[text]
+        return text_state, ids_state, word
+
+    def _banned_ids(self, text_state: int, ids_state: int) -> NDArray[np.int32]:
+        """Tokens that would complete a word: that contain one, or begin with the rest of one that has begun."""
+        vocabulary = self._vocabulary
+        if text_state or ids_state:
+            parts = [self.banned_ids(0, 0)]
+            rests = self._by_text.continuations(text_state, vocabulary.max_token_bytes)
+            parts += [vocabulary.ids_with_prefix(bytes(cast("tuple[int, ...]", rest))) for rest in rests]
+            parts += [np.array(rest, np.int32) for rest in self._by_ids.continuations(ids_state, 1)]
         else:
-            by_text.setdefault(text, word)
-    return by_text, by_ids
+            parts = [vocabulary.ids_containing(text) for text in self._word_of_text]
+            parts.append(np.array(self._single_ids, np.int32))
+        return np.unique(np.concatenate(parts))
+
+
+@lru_cache(maxsize=4)
+def _word_set(vocabulary: Vocabulary, words: Sequence[TokenIds], matching: WordMatching) -> _WordSet:
+    """Sequences of one request share their words, and so do requests that come one after the other."""
+    return _WordSet(vocabulary, words, matching)
 
 
 class StopWords:
@@ -43,35 +104,23 @@ class StopWords:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        words: Sequence[TokenIds],
+        words: tuple[TokenIds, ...],
         end_id: int | None,
         *,
         matching: WordMatching = "text",
     ) -> None:
-        self._vocabulary = vocabulary
+        self._words = _word_set(vocabulary, words, matching)
         self._end_id = end_id
-        self._by_text, self._by_ids = split_words(vocabulary, words, matching)
-        self._max_bytes = max(map(len, self._by_text), default=1) - 1
-        self._max_ids = max(map(len, self._by_ids), default=0)
-        self._tail = b""
-        self._tail_ids: tuple[int, ...] = ()
+        self._text_state = self._ids_state = 0
+
+    def copy(self) -> Self:
+        """Return a watch that goes on from here on its own."""
+        return copy.copy(self)
 
     def push(self, token_id: int) -> TokenIds | None:
         """Add a token; return the stop word (or the end id, as a word) that it completes."""
-        if token_id == self._end_id:
-            return (token_id,)
-        if self._by_ids:
-            self._tail_ids = (*self._tail_ids, token_id)[-self._max_ids :]
-            for word in self._by_ids:
-                if self._tail_ids[-len(word) :] == word:
-                    return word
-        if self._by_text:
-            seen = self._tail + self._vocabulary.text_bytes_of(token_id)
-            for text, word in self._by_text.items():
-                if text in seen:
-                    return word
-            self._tail = seen[-self._max_bytes :] if self._max_bytes else b""
-        return None
+        self._text_state, self._ids_state, word = self._words.step(self._text_state, self._ids_state, token_id)
+        return (token_id,) if token_id == self._end_id else word
 
 
 class BadWords:
@@ -80,43 +129,27 @@ class BadWords:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        words: Sequence[TokenIds],
-        prompt_token_ids: Sequence[int],
+        words: tuple[TokenIds, ...],
+        prompt_token_ids: Sequence[int] = (),
         *,
         matching: WordMatching = "text",
     ) -> None:
-        self._vocabulary = vocabulary
-        self._by_text, self._by_ids = split_words(vocabulary, words, matching)
-        self._always = tuple(
-            {token_id for text in self._by_text for token_id in vocabulary.ids_containing(text)}
-            | {word[0] for word in self._by_ids if len(word) == 1}
-        )
-        self._longer_ids = [word for word in self._by_ids if len(word) > 1]
-        self._max_bytes = max(map(len, self._by_text), default=1) - 1
-        self._max_ids = max(map(len, self._longer_ids), default=1) - 1
-        self._tail = b""
-        self._tail_ids: tuple[int, ...] = ()
-        for token_id in prompt_token_ids[-max(self._max_bytes, self._max_ids) :] if words else ():
+        self._words = _word_set(vocabulary, words, matching)
+        self._text_state = self._ids_state = 0
+        for token_id in prompt_token_ids[-self._words.max_length :] if self._words else ():
             self.push(token_id)
 
     def __bool__(self) -> bool:
-        return bool(self._by_text or self._by_ids)
+        return bool(self._words)
+
+    def copy(self) -> Self:
+        """Return one that goes on from here on its own."""
+        return copy.copy(self)
 
     def push(self, token_id: int) -> None:
         """Add a token that was taken."""
-        if self._longer_ids:
-            self._tail_ids = (*self._tail_ids, token_id)[-self._max_ids :]
-        if self._max_bytes:
-            self._tail = (self._tail + self._vocabulary.text_bytes_of(token_id))[-self._max_bytes :]
+        self._text_state, self._ids_state, _ = self._words.step(self._text_state, self._ids_state, token_id)
 
     def banned_ids(self) -> NDArray[np.int32]:
-        """Return the tokens that would complete a bad word now."""
-        banned = set(self._always)
-        for word in self._longer_ids:
-            if self._tail_ids[len(self._tail_ids) - len(word) + 1 :] == word[:-1]:
-                banned.add(word[-1])
-        for text in self._by_text:
-            for length in range(1, min(len(text), len(self._tail) + 1)):
-                if self._tail.endswith(text[:length]):
-                    banned.update(self._vocabulary.ids_with_prefix(text[length:]))
-        return np.fromiter(banned, np.int32, len(banned))
+        """Return the tokens that would complete a bad word now, rising."""
+        return self._words.banned_ids(self._text_state, self._ids_state)

@@ -12,10 +12,12 @@ from enginehouse_contract.errors import BuildIntegrityError, InvalidRequestError
 from enginehouse_contract.manifest import CONFIG_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-_MAX_BYTES_PER_TOKEN: Final = 64
-"""More bytes than this many per token of the limit cannot fit in practice; such a prompt is refused unread."""
+_CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
+_MAX_NORMALIZATION: Final = 4
+"""A normalizer may shorten a text, at most about so many times; without one, tokens hold the text's own bytes."""
 
 
 class Tokenizer:
@@ -28,8 +30,8 @@ class Tokenizer:
         self.bos_id = self._special_id("bos_token")
         self.eos_id = self._special_id("eos_token")
         self.pad_id = self._special_id("pad_token")
-        template = config.get("chat_template")
-        self.chat_template: str | None = template if isinstance(template, str) else None
+        self.chat_template = _default_template(config.get("chat_template"))
+        self._max_bytes_per_token = vocabulary.max_token_bytes * (1 if fast.normalizer is None else _MAX_NORMALIZATION)
 
     def encode(self, text: str | bytes, *, name: str = "text_input", add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of *text*.
@@ -46,15 +48,19 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidRequestError(refusal(name, f"holds a lone surrogate at character {error.start}")) from error
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of *token_ids* as the ``tokenizers`` library decodes it."""
+        return str(self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
     def encode_prompt(self, text: str | bytes, max_input_len: int, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a prompt of 1 to *max_input_len* tokens.
 
         Raises :class:`InvalidRequestError` with the limit and the prompt's own length when it does not fit.
         """
-        max_bytes = max_input_len * _MAX_BYTES_PER_TOKEN
-        if len(text) > max_bytes:
-            limit = f"{max_input_len} tokens"
-            msg = refusal("text_input", "is far too long", limit=limit, given=f"{len(text)} bytes", hint="Shorten it.")
+        if len(text) > max_input_len * self._max_bytes_per_token:  # whatever its tokens are, they are too many
+            unit = "bytes" if isinstance(text, bytes) else "characters"
+            limit, given = f"{max_input_len} tokens", f"{len(text)} {unit}"
+            msg = refusal("text_input", "is far too long", limit=limit, given=given, hint="Shorten the prompt.")
             raise InvalidRequestError(msg)
         ids = self.encode(text, add_special_tokens=add_special_tokens)
         if not ids:
@@ -76,6 +82,11 @@ class Tokenizer:
         text = self.special_text(name)
         return self._fast.token_to_id(text) if text else None
 
+    def special_id_of(self, text: str) -> int | None:
+        """Return the id of the special token whose text this is, or None."""
+        token_id = self._fast.token_to_id(text)
+        return token_id if token_id is not None and self.vocabulary.is_special(token_id) else None
+
 
 def load_tokenizer(build_dir: Path) -> Tokenizer:
     """Load the tokenizer of a build (or of any folder with Hugging Face tokenizer files).
@@ -91,12 +102,31 @@ def load_tokenizer(build_dir: Path) -> Tokenizer:
         raise BuildIntegrityError(f"{path} is not a readable tokenizer ({error}).") from error
     fast.no_truncation()
     fast.no_padding()
-    config_path = build_dir / TOKENIZER_CONFIG_FILE
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise BuildIntegrityError(f"{config_path} is not readable JSON ({error}).") from error
+    config = _read_config(build_dir / TOKENIZER_CONFIG_FILE)
+    template_path = build_dir / _CHAT_TEMPLATE_FILE  # where Hugging Face folders since 2025 keep it
+    if template_path.is_file():
+        config["chat_template"] = template_path.read_text(encoding="utf-8")
     return Tokenizer(fast, Vocabulary.from_tokenizer_json(path, _vocab_size(build_dir, fast)), config)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BuildIntegrityError(f"{path} is not readable JSON ({error}).") from error
+    if not isinstance(config, dict):
+        raise BuildIntegrityError(f"{path} does not hold an object; it is not a tokenizer's config.")
+    return config
+
+
+def _default_template(value: Any) -> str | None:
+    """The chat template of a tokenizer's config: one text, or a list of named ones with a default."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _vocab_size(build_dir: Path, fast: FastTokenizer) -> int:
@@ -104,6 +134,6 @@ def _vocab_size(build_dir: Path, fast: FastTokenizer) -> int:
     tokenizer_size = 1 + max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
     try:
         config = json.loads((build_dir / CONFIG_FILE).read_text(encoding="utf-8"))
-        return max(tokenizer_size, int(config["pretrained_config"]["vocab_size"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return max(tokenizer_size, int(config.get("pretrained_config", config)["vocab_size"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return int(tokenizer_size)
