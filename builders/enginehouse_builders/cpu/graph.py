@@ -1,0 +1,202 @@
+"""The decoder graph of the Llama family, in the stateful form that OpenVINO's tools expect.
+
+Inputs ``input_ids``, ``attention_mask``, ``position_ids`` [batch, length] and ``beam_idx`` [batch]; output ``logits``
+[batch, length, vocab]; keys and values are variables. The engine turns this attention with state into paged attention;
+OpenVINO GenAI reads the same file. Sources: Touvron et al. 2023 (Llama 2), Su et al. 2021 (RoPE), Qwen 2 and 3 reports.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset16 as ops
+from openvino.op import util as op_util
+
+from enginehouse_builders.cpu.weights import WeightPrecision, encode, encode_quantized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from enginehouse_builders.cpu.architecture import Architecture
+    from enginehouse_builders.cpu.source import ModelSource
+
+
+def build_decoder(
+    source: ModelSource, precision: WeightPrecision, progress: Callable[[float], None] | None = None
+) -> ov.Model:
+    """Return the decoder of *source* with its weights stored in *precision*; *progress* gets fractions of the layers."""
+    return _DecoderBuilder(source, precision).build(progress)
+
+
+class _DecoderBuilder:
+    def __init__(self, source: ModelSource, precision: WeightPrecision) -> None:
+        self._source = source
+        self._arch = source.architecture
+        self._precision = precision
+        self._sinks: list[Any] = []
+        self._variables: list[Any] = []
+
+    def build(self, progress: Callable[[float], None] | None) -> ov.Model:
+        arch = self._arch
+        self._input_ids = _parameter("input_ids", [-1, -1], ov.Type.i64)
+        attention_mask = _parameter("attention_mask", [-1, -1], ov.Type.i64)
+        position_ids = _parameter("position_ids", [-1, -1], ov.Type.i64)
+        self._beam_idx = _parameter("beam_idx", [-1], ov.Type.i32)
+        self._batch = ops.gather(ops.shape_of(self._input_ids), _ints([0]), _ints(0))
+        self._cos, self._sin = self._rope(position_ids)
+        self._mask = _causal_mask(attention_mask, position_ids)
+        embedding = self._matrix("model.embed_tokens.weight")
+        hidden = ops.gather(embedding, self._input_ids, _ints(0))
+        for layer in range(arch.num_layers):
+            hidden = self._layer(layer, hidden)
+            if progress is not None:
+                progress((layer + 1) / arch.num_layers)
+        hidden = self._norm(hidden, "model.norm.weight")
+        head = embedding if arch.is_tied else self._matrix("lm_head.weight")
+        logits = ops.result(ops.matmul(hidden, head, transpose_a=False, transpose_b=True))
+        logits.output(0).get_tensor().set_names({"logits"})
+        parameters = [self._input_ids, attention_mask, position_ids, self._beam_idx]
+        model = ov.Model([logits], self._sinks, parameters, self._variables, f"{arch.name}_decoder")
+        model.validate_nodes_and_infer_types()
+        return model
+
+    def _layer(self, index: int, hidden: ov.Node) -> ov.Node:
+        arch, prefix = self._arch, f"model.layers.{index}"
+        normed = self._norm(hidden, f"{prefix}.input_layernorm.weight")
+        query = self._heads(self._linear(normed, f"{prefix}.self_attn.q_proj"), arch.num_heads)
+        key = self._heads(self._linear(normed, f"{prefix}.self_attn.k_proj"), arch.num_kv_heads)
+        value = self._heads(self._linear(normed, f"{prefix}.self_attn.v_proj"), arch.num_kv_heads)
+        if arch.has_qk_norm:
+            query = self._norm(query, f"{prefix}.self_attn.q_norm.weight")
+            key = self._norm(key, f"{prefix}.self_attn.k_norm.weight")
+        query, key = self._rotate(query), self._rotate(key)
+        key = self._with_past(key, f"past_key_values.{index}.keypresent.{index}.key")
+        value = self._with_past(value, f"past_key_values.{index}.valuepresent.{index}.key")
+        scale = ops.constant(np.array(1.0 / math.sqrt(arch.head_size), np.float32))
+        attended = ops.scaled_dot_product_attention(
+            query, self._repeated(key), self._repeated(value), self._mask, scale, causal=False
+        )
+        merged = ops.reshape(
+            ops.transpose(attended, _ints([0, 2, 1, 3])),
+            _ints([0, 0, arch.num_heads * arch.head_size]),
+            special_zero=True,
+        )
+        hidden = ops.add(hidden, self._linear(merged, f"{prefix}.self_attn.o_proj"))
+        normed = self._norm(hidden, f"{prefix}.post_attention_layernorm.weight")
+        gate = ops.swish(self._linear(normed, f"{prefix}.mlp.gate_proj"))
+        up = self._linear(normed, f"{prefix}.mlp.up_proj")
+        return ops.add(hidden, self._linear(ops.multiply(gate, up), f"{prefix}.mlp.down_proj"))
+
+    def _matrix(self, name: str) -> ov.Node:
+        if self._precision == "as_in_file" and (quantized := self._source.quantized_weight(name)) is not None:
+            return encode_quantized(quantized)
+        return encode(self._source.weight(name), self._precision)
+
+    def _linear(self, hidden: ov.Node, name: str) -> ov.Node:
+        product = ops.matmul(hidden, self._matrix(f"{name}.weight"), transpose_a=False, transpose_b=True)
+        product.set_friendly_name(name)
+        if not self._source.has_weight(f"{name}.bias"):
+            return product
+        return ops.add(product, ops.constant(self._source.weight(f"{name}.bias").reshape(1, 1, -1)))
+
+    def _norm(self, hidden: ov.Node, name: str) -> ov.Node:
+        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        weight = self._source.weight(name)
+        rank = hidden.output(0).get_partial_shape().rank.get_length()
+        ones = (1,) * (rank - 1)
+        square = ops.power(hidden, ops.constant(np.full((*ones, 1), 2.0, np.float32)))
+        mean = ops.reduce_mean(square, _ints([-1]), keep_dims=True)
+        root = ops.sqrt(ops.add(mean, ops.constant(np.full((*ones, 1), self._arch.rms_norm_eps, np.float32))))
+        inverse = ops.divide(ops.constant(np.ones((*ones, 1), np.float32)), root)
+        return ops.multiply(ops.multiply(inverse, hidden), ops.constant(weight.reshape(*ones, -1)))
+
+    def _heads(self, projected: ov.Node, num_heads: int) -> ov.Node:
+        """[batch, length, heads * size] -> [batch, heads, length, size]."""
+        split = ops.reshape(projected, _ints([0, 0, num_heads, self._arch.head_size]), special_zero=True)
+        return ops.transpose(split, _ints([0, 2, 1, 3]))
+
+    def _rope(self, position_ids: ov.Node) -> tuple[ov.Node, ov.Node]:
+        """Cosines and sines of every position, [batch, 1, length, head size]."""
+        positions = ops.convert(ops.unsqueeze(position_ids, _ints(2)), "f32")
+        angles = ops.multiply(positions, ops.constant(rope_frequencies(self._arch).reshape(1, 1, -1)))
+        both = ops.concat([angles, angles], axis=-1)
+        return ops.unsqueeze(ops.cos(both), _ints(1)), ops.unsqueeze(ops.sin(both), _ints(1))
+
+    def _rotate(self, heads: ov.Node) -> ov.Node:
+        half, axis, step = self._arch.head_size // 2, _ints([3]), _ints([1])
+        upper = ops.slice(heads, _ints([half]), _ints([np.iinfo(np.int64).max]), step, axis)
+        lower = ops.slice(heads, _ints([0]), _ints([half]), step, axis)
+        negated = ops.multiply(upper, ops.constant(np.full((1, 1, 1, 1), -1.0, np.float32)))
+        turned = ops.concat([negated, lower], axis=-1)
+        return ops.add(ops.multiply(heads, self._cos), ops.multiply(turned, self._sin))
+
+    def _with_past(self, heads: ov.Node, variable_id: str) -> ov.Node:
+        """Append to a variable and return all it holds, [batch, kv heads, past + length, size]."""
+        arch = self._arch
+        shape = ov.PartialShape([-1, arch.num_kv_heads, -1, arch.head_size])
+        info = op_util.VariableInfo()
+        info.data_shape, info.data_type, info.variable_id = shape, ov.Type.f32, variable_id
+        variable = op_util.Variable(info)
+        empty = ops.concat([self._batch, _ints([arch.num_kv_heads]), _ints([0]), _ints([arch.head_size])], axis=0)
+        initial = ops.broadcast(ops.constant(np.array(0.0, np.float32)), empty)
+        past = ops.gather(ops.read_value(initial, variable), self._beam_idx, _ints(0))
+        present = ops.concat([past, heads], axis=2)
+        self._variables.append(variable)
+        self._sinks.append(ops.assign(present, variable))
+        return present
+
+    def _repeated(self, heads: ov.Node) -> ov.Node:
+        """Each key or value head once for every query head that shares it."""
+        arch = self._arch
+        num_shared = arch.num_heads // arch.num_kv_heads
+        if num_shared == 1:
+            return heads
+        target = ops.concat(
+            [self._batch, _ints([arch.num_kv_heads]), _ints([num_shared]), _ints([0]), _ints([arch.head_size])], axis=0
+        )
+        spread = ops.broadcast(ops.unsqueeze(heads, _ints(2)), target, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(spread, _ints([0, arch.num_heads, -1, arch.head_size]), special_zero=True)
+
+
+def rope_frequencies(arch: Architecture) -> NDArray[np.float32]:
+    """Return the rotation frequency of each pair of dimensions, [head size / 2].
+
+    With Llama 3.1's scaling, wavelengths beyond the original context are stretched by ``factor``, short ones are kept, and
+    those between are blended (Hugging Face ``_compute_llama3_parameters``).
+    """
+    exponents = np.arange(0, arch.head_size, 2, dtype=np.float64) / arch.head_size
+    frequencies = 1.0 / arch.rope_theta**exponents
+    scaling = arch.rope_scaling
+    if scaling is not None:
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_max_position_embeddings / wavelengths
+        blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        blend = np.clip(blend, 0.0, 1.0)
+        frequencies = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    return frequencies.astype(np.float32)
+
+
+def _causal_mask(attention_mask: ov.Node, position_ids: ov.Node) -> ov.Node:
+    """True where a token may look: not ahead of itself, and not at padding. [batch, 1, length, past + length]."""
+    total = ops.gather(ops.shape_of(attention_mask), _ints(1), _ints(0))
+    keys = ops.range(_ints(0), total, _ints(1), output_type="i64")
+    not_ahead = ops.less_equal(
+        ops.unsqueeze(keys, _ints([0, 1, 2])), ops.unsqueeze(ops.unsqueeze(position_ids, _ints(1)), _ints(3))
+    )
+    not_padding = ops.not_equal(ops.unsqueeze(attention_mask, _ints([1, 2])), _ints(0))
+    return ops.logical_and(not_ahead, not_padding)
+
+
+def _parameter(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
+    parameter = ops.parameter(ov.PartialShape(shape), element_type, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter
+
+
+def _ints(values: Any) -> ov.Node:
+    return ops.constant(np.array(values, np.int64))

@@ -1,0 +1,51 @@
+"""What a build is made from: an architecture, its weights by canonical name, and tokenizer files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from enginehouse_builders.cpu.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedMatrix:
+    """A matrix in blocks along its rows: value = scale * quant + offset, each scale and offset for one block.
+
+    ``quants`` is [rows, blocks, values per block], uint8 for 4 bits and int8 for 8 bits; ``scales`` and ``offsets`` are
+    float16 [rows, blocks, 1]; no offsets means none.
+    """
+
+    num_bits: int
+    quants: NDArray[Any]
+    scales: NDArray[np.float16]
+    offsets: NDArray[np.float16] | None = None
+
+
+class ModelSource(Protocol):
+    """A model to build from. Weights have Hugging Face's names and are read when asked for, one at a time."""
+
+    kind: str
+    name: str
+    sha256: str
+    architecture: Architecture
+
+    def weight(self, name: str) -> NDArray[np.float32]:
+        """Return one weight in float32; matrices are [outputs, inputs]."""
+        ...
+
+    def quantized_weight(self, name: str) -> QuantizedMatrix | None:
+        """Return a matrix as it is quantized in the file, or None where it is not."""
+        ...
+
+    def has_weight(self, name: str) -> bool:
+        """Return whether the source has a weight of this name."""
+        ...
+
+    def tokenizer_files(self) -> dict[str, str]:
+        """Return the texts of ``tokenizer.json`` and ``tokenizer_config.json``."""
+        ...
