@@ -14,7 +14,10 @@ from enginehouse_contract.manifest import sha256_of_file
 
 
 def source_digest(path: Path, cache_file: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files with their names; raise :class:`ModelSourceError` if unreadable."""
+    """Return the SHA-256 of a file, or of a folder's files with their names.
+
+    Raises :class:`ModelSourceError` when something cannot be read.
+    """
     try:
         if path.is_file():
             return _file_digest(path, cache_file)

@@ -8,11 +8,11 @@ import platform
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import openvino as ov
 
+from enginehouse_builders.cpu.export import export_decoder
 from enginehouse_builders.cpu.gguf_source import GgufSource
 from enginehouse_builders.cpu.graph import build_decoder
 from enginehouse_builders.cpu.huggingface_source import HuggingFaceSource
@@ -35,6 +35,7 @@ from enginehouse_contract.manifest import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from enginehouse_builders.cpu.source import ModelSource
 
@@ -85,8 +86,8 @@ class BuildResult:
 def build_engine(options: BuildOptions, store_dir: Path, progress: Progress | None = None) -> BuildResult:
     """Build *options* into *store_dir*, or find it there.
 
-    Raises :class:`ModelSourceError` for a model that cannot be built from, :class:`ConfigurationError` for limits that it
-    cannot have, :class:`BuildError` when the build cannot be written.
+    Raises :class:`ModelSourceError` for a model that cannot be built from, :class:`ConfigurationError` for limits that
+    it cannot have, :class:`BuildError` when the build cannot be written.
     """
     report = progress or (lambda _stage, _fraction: None)
     report("reading", 0.0)
@@ -102,7 +103,11 @@ def build_engine(options: BuildOptions, store_dir: Path, progress: Progress | No
     limits = _limits(options, source)
     precision = _precision(options, source)
     with publishing(store_dir, build_id) as scratch:
-        model = build_decoder(source, precision, lambda fraction: report("converting", 0.1 + 0.6 * fraction))
+        if source.why_not_by_hand is None:
+            model = build_decoder(source, precision, lambda fraction: report("converting", 0.1 + 0.6 * fraction))
+        else:
+            report("converting with optimum-intel", 0.1)
+            model = export_decoder(options.model, precision, source.why_not_by_hand)
         report("writing", 0.75)
         try:
             ov.save_model(model, scratch / MODEL_FILE, compress_to_fp16=False)

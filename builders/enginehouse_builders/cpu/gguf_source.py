@@ -50,6 +50,7 @@ class GgufSource:
     """Reads a GGUF file; raises :class:`ModelSourceError` for one that is damaged or of an unknown kind."""
 
     kind = "gguf"
+    why_not_by_hand: str | None = None
 
     def __init__(self, path: Path, sha256: str) -> None:
         self.path = path
@@ -150,7 +151,7 @@ class GgufSource:
         )
 
     def _unpermute(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-        """Undo the order that llama.cpp's converter gives the query and key rows of Llama models (pairs side by side)."""
+        """Undo llama.cpp's order of query and key rows in Llama models: rotated pairs side by side."""
         if self._prefix not in {"llama", "mistral"} or not name.endswith(("q_proj.weight", "k_proj.weight")):
             return rows
         num_heads = self.architecture.num_heads if ".q_proj" in name else self.architecture.num_kv_heads

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def build_decoder(
     source: ModelSource, precision: WeightPrecision, progress: Callable[[float], None] | None = None
 ) -> ov.Model:
-    """Return the decoder of *source* with its weights stored in *precision*; *progress* gets fractions of the layers."""
+    """Return the decoder of *source* with weights stored in *precision*; *progress* gets the share of layers done."""
     return _DecoderBuilder(source, precision).build(progress)
 
 
@@ -166,8 +166,8 @@ class _DecoderBuilder:
 def rope_frequencies(arch: Architecture) -> NDArray[np.float32]:
     """Return the rotation frequency of each pair of dimensions, [head size / 2].
 
-    With Llama 3.1's scaling, wavelengths beyond the original context are stretched by ``factor``, short ones are kept, and
-    those between are blended (Hugging Face ``_compute_llama3_parameters``).
+    With Llama 3.1's scaling, wavelengths beyond the original context are stretched by ``factor``, short ones are kept,
+    and those between are blended (Hugging Face ``_compute_llama3_parameters``).
     """
     exponents = np.arange(0, arch.head_size, 2, dtype=np.float64) / arch.head_size
     frequencies = 1.0 / arch.rope_theta**exponents

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from enginehouse_builders.cpu.source import QuantizedMatrix
 
 _INDEX_FILE: Final = "model.safetensors.index.json"
+_FLOAT_TYPES: Final[dict[str, type[Any]]] = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 _CHAT_TEMPLATE_FILE: Final = "chat_template.jinja"
 
 
 class HuggingFaceSource:
-    """Reads ``config.json``, safetensors and tokenizer files; raises :class:`ModelSourceError` for what it cannot use."""
+    """Reads config, safetensors and tokenizer files; raises :class:`ModelSourceError` for what it cannot use."""
 
     kind = "huggingface"
 
@@ -35,6 +36,7 @@ class HuggingFaceSource:
         self._config = _read_json(folder / "config.json")
         self._files = self._locate_weights()
         self.architecture = self._read_architecture()
+        self.why_not_by_hand = self._why_not_by_hand()
 
     def weight(self, name: str) -> NDArray[np.float32]:
         """Return one weight in float32; bfloat16 is widened exactly."""
@@ -88,12 +90,6 @@ class HuggingFaceSource:
 
     def _read_architecture(self) -> Architecture:
         name = str(self._config.get("model_type", ""))
-        if name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ModelSourceError(
-                f"{self.folder} holds a `{name}` model; known: {known}. Others convert with "
-                "`enginehouse_builders.cpu.export`, which needs `pip install 'enginehouse[export]'`."
-            )
         num_heads, hidden_size = int(self._number("num_attention_heads")), int(self._number("hidden_size"))
         is_tied = bool(self._config.get("tie_word_embeddings", name == "qwen2"))
         return Architecture(
@@ -119,19 +115,31 @@ class HuggingFaceSource:
         nested = self._config.get("rope_parameters") or {}
         return float(self._config.get(name) or nested.get(name) or default)
 
-    def _rope_scaling(self) -> RopeScaling | None:
+    def _why_not_by_hand(self) -> str | None:
+        name, kind = self._config.get("model_type"), self._rope_kind()
+        if name not in ARCHITECTURES:
+            return f"the hand-built graph knows {', '.join(ARCHITECTURES)}, not `{name}`"
+        if kind not in {"default", "llama3"}:
+            return f"the hand-built graph does not know the rotary scaling `{kind}`"
+        return None
+
+    def _rope_kind(self) -> str:
         raw: dict[str, Any] = self._config.get("rope_scaling") or self._config.get("rope_parameters") or {}
-        kind = raw.get("rope_type", raw.get("type", "default"))
-        if kind == "default":
+        return str(raw.get("rope_type", raw.get("type", "default")))
+
+    def _rope_scaling(self) -> RopeScaling | None:
+        if self._rope_kind() != "llama3":
             return None
-        if kind != "llama3":
-            raise ModelSourceError(f"{self.folder}: the rotary scaling `{kind}` is not known; known: default, llama3.")
-        return RopeScaling(
-            factor=float(raw["factor"]),
-            low_freq_factor=float(raw["low_freq_factor"]),
-            high_freq_factor=float(raw["high_freq_factor"]),
-            original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
-        )
+        raw: dict[str, Any] = self._config.get("rope_scaling") or self._config.get("rope_parameters") or {}
+        try:
+            return RopeScaling(
+                factor=float(raw["factor"]),
+                low_freq_factor=float(raw["low_freq_factor"]),
+                high_freq_factor=float(raw["high_freq_factor"]),
+                original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelSourceError(f"{self.folder}: config.json's rotary scaling is incomplete ({error}).") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -156,7 +164,7 @@ def _tensor_names(path: Path) -> list[str]:
 
 
 def _read_tensor(path: Path, name: str) -> NDArray[np.float32]:
-    """Read one tensor by the format's own header: numpy has no bfloat16, but its bits are the upper half of float32's."""
+    """Read one tensor by the format's own header: numpy has no bfloat16, whose bits are float32's upper half."""
     with path.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         start = stream.tell()
@@ -168,10 +176,6 @@ def _read_tensor(path: Path, name: str) -> NDArray[np.float32]:
     if kind == "BF16":
         wide = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)
-    if kind in {"F16", "F32", "F64"}:
-        return (
-            np.frombuffer(raw, {"F16": np.float16, "F32": np.float32, "F64": np.float64}[kind])
-            .reshape(shape)
-            .astype(np.float32)
-        )
+    if kind in _FLOAT_TYPES:
+        return np.frombuffer(raw, _FLOAT_TYPES[kind]).reshape(shape).astype(np.float32)
     raise ModelSourceError(f"{path}: {name} has the type {kind}; known: BF16, F16, F32.")

@@ -33,6 +33,7 @@ class ModelSource(Protocol):
     name: str
     sha256: str
     architecture: Architecture
+    why_not_by_hand: str | None  # why the hand-built graph does not do for it, if it does not
 
     def weight(self, name: str) -> NDArray[np.float32]:
         """Return one weight in float32; matrices are [outputs, inputs]."""

@@ -28,8 +28,8 @@ _INT4_MIN: Final = -8
 def encode(weight: NDArray[np.float32], precision: WeightPrecision) -> ov.Node:
     """Return a node that gives *weight* [outputs, inputs] in float32, stored in *precision*.
 
-    int8 is symmetric with a scale per output. int4 is symmetric with a scale per group of 64 inputs (all inputs where 64
-    does not divide them), whose sign lets the whole range of -8 to 7 be used.
+    int8 is symmetric with a scale per output. int4 is symmetric with a scale per group of 64 inputs (all inputs where
+    64 does not divide them), whose sign lets the whole range of -8 to 7 be used.
     """
     if precision == "f32":
         return ops.constant(weight)
@@ -53,7 +53,7 @@ def encode(weight: NDArray[np.float32], precision: WeightPrecision) -> ov.Node:
 def encode_quantized(matrix: QuantizedMatrix) -> ov.Node:
     """Return a node that gives a matrix exactly as its file quantizes it.
 
-    value = scale * quant + offset is stored as scale * (quant - zero point) with zero point = -offset / scale in float16.
+    value = scale * quant + offset is stored as scale * (quant - zero point), zero point = -offset / scale in float16.
     """
     num_rows, num_blocks, block = matrix.quants.shape
     shape = (num_rows, num_blocks * block)

@@ -1,0 +1,46 @@
+"""A real tritonserver for tests, on free ports and in a state folder of its own."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from enginehouse_backends.server.repository import render_repository
+from enginehouse_backends.server.supervisor import ServerOptions, ServerState, TritonServer
+from enginehouse_contract.manifest import read_manifest
+from enginehouse_contract.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers."""
+
+    state: ServerState
+    settings: Settings
+    server: TritonServer
+
+    @property
+    def grpc_url(self) -> str:
+        """Address for gRPC clients."""
+        return self.state.grpc_url
+
+    @property
+    def http_url(self) -> str:
+        """Address for HTTP clients."""
+        return self.state.http_url
+
+
+@contextmanager
+def running_server(build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """Serve a build; stopped at the end of the block."""
+    settings = Settings(home=home)
+    render_repository(settings.repository_dir, build_dir, parameters)
+    options = ServerOptions(settings.repository_dir, build_id=read_manifest(build_dir).build_id)
+    with TritonServer(settings, options) as server:
+        assert server.state is not None
+        yield RunningServer(server.state, settings, server)
