@@ -129,9 +129,9 @@ def candidates_of_row(values: NDArray[np.float64], temperature: float, count: in
 def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
     """Ids of the *count* largest values, falling, ties by id."""
     if count == 1:
-        return values.argmax(keepdims=True).astype(np.int64)
+        return np.array([values.argmax()])
     if count >= len(values):
-        return np.argsort(-values, kind="stable").astype(np.int64)
+        return np.argsort(-values, kind="stable")
     threshold = np.partition(values, len(values) - count)[len(values) - count]
     ids = np.flatnonzero(values >= threshold).astype(np.int64)
     ordered: NDArray[np.int64] = ids[np.argsort(-values[ids], kind="stable")]

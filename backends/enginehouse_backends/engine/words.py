@@ -18,7 +18,7 @@ from enginehouse_backends.tokenization.word_lists import MAX_WORD_BYTES
 from enginehouse_contract.errors import InvalidRequestError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
     from typing_extensions import Self
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 WordMatching = Literal["text", "tokens"]
 
 _MAX_STATES_CACHED = 1024
+_FEW_WORDS = 64  # looked for one by one in the whole vocabulary; more are looked for together
 
 
 def check_words(request: GenerationRequest, vocabulary: Vocabulary) -> None:
@@ -72,24 +73,41 @@ class _WordSet:
             ids_state = self._by_ids.step(ids_state, token_id)
             word = self._by_ids.word(ids_state)
         if self._by_text:
-            for byte in self._vocabulary.text_bytes_of(token_id):
-                text_state = self._by_text.step(text_state, byte)
-                if word is None and (text := self._by_text.word(text_state)) is not None:
-                    word = self._word_of_text[text]
+            text_state, text = self._step_text(text_state, token_id)
+            if word is None and text is not None:
+                word = self._word_of_text[text]
         return text_state, ids_state, word
+
+    def _step_text(self, state: int, token_id: int) -> tuple[int, bytes | None]:
+        first: bytes | None = None
+        for byte in self._vocabulary.text_bytes_of(token_id):
+            state = self._by_text.step(state, byte)
+            if first is None:
+                first = self._by_text.word(state)
+        return state, first
 
     def _banned_ids(self, text_state: int, ids_state: int) -> NDArray[np.int32]:
         """Tokens that would complete a word: that contain one, or begin with the rest of one that has begun."""
-        vocabulary = self._vocabulary
         if text_state or ids_state:
             parts = [self.banned_ids(0, 0)]
-            rests = self._by_text.continuations(text_state, vocabulary.max_token_bytes)
-            parts += [vocabulary.ids_with_prefix(bytes(cast("tuple[int, ...]", rest))) for rest in rests]
-            parts += [np.array(rest, np.int32) for rest in self._by_ids.continuations(ids_state, 1)]
+            rests = self._by_text.continuations(text_state, lambda rest: len(self._ids_with_prefix(rest)) > 0)
+            parts += map(self._ids_with_prefix, rests)
+            next_ids = self._by_ids.continuations(ids_state, lambda _: False)
+            parts += [np.array(next_id, np.int32) for next_id in next_ids]
         else:
-            parts = [vocabulary.ids_containing(text) for text in self._word_of_text]
-            parts.append(np.array(self._single_ids, np.int32))
+            parts = [self._ids_with_whole_words(), np.array(self._single_ids, np.int32)]
         return np.unique(np.concatenate(parts))
+
+    def _ids_with_prefix(self, prefix: tuple[Hashable, ...]) -> NDArray[np.int32]:
+        return self._vocabulary.ids_with_prefix(bytes(cast("tuple[int, ...]", prefix)))
+
+    def _ids_with_whole_words(self) -> NDArray[np.int32]:
+        vocabulary = self._vocabulary
+        if len(self._word_of_text) <= _FEW_WORDS:
+            parts = [vocabulary.ids_containing(text) for text in self._word_of_text]
+            return np.concatenate([np.empty(0, np.int32), *parts])
+        found = (token_id for token_id in range(vocabulary.size) if self._step_text(0, token_id)[1] is not None)
+        return np.fromiter(found, np.int32)
 
 
 @lru_cache(maxsize=4)

@@ -30,7 +30,7 @@ def parse_messages(text: str | bytes) -> list[dict[str, str]]:
     """
     try:
         messages = json.loads(text)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(refusal("messages", f"is not JSON ({error})")) from error
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError(refusal("messages", "must be a list with at least one message"))

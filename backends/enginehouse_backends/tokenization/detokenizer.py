@@ -54,15 +54,18 @@ class IncrementalDetokenizer:
 
 
 def complete_prefix_length(vocabulary: Vocabulary, token_ids: Sequence[int]) -> int:
-    """Return how many leading tokens end with a complete character, so that they can be decoded on their own.
+    """Return how many leading tokens can be decoded on their own: they end where a character may still begin.
 
-    Bytes that cannot be the start of a character do not hold anything back.
+    What is held back is at most the tokens of one unfinished character; bytes that can become none hold back nothing.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    count = 0
+    num_bytes, count = 0, 0
+    count_at = {0: 0}  # number of tokens by the bytes they have together
     for num_read, token_id in enumerate(token_ids, start=1):
-        decoder.decode(vocabulary.text_bytes_of(token_id))
+        text = vocabulary.text_bytes_of(token_id)
+        decoder.decode(text)
         unfinished, _ = decoder.getstate()
-        if not unfinished:
-            count = num_read
+        num_bytes += len(text)
+        count_at[num_bytes] = num_read
+        count = count_at.get(num_bytes - len(unfinished), count)
     return count

@@ -36,17 +36,18 @@ class Tokenizer:
     def encode(self, text: str | bytes, *, name: str = "text_input", add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of *text*.
 
-        Raises :class:`InvalidRequestError` naming *name* and the offset when bytes are not UTF-8.
+        Raises :class:`InvalidRequestError` naming *name* and the offset when *text* is not Unicode.
         """
-        if isinstance(text, bytes):
-            try:
-                text = text.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InvalidRequestError(refusal(name, f"is not valid UTF-8 at byte {error.start}")) from error
         try:
-            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+            if isinstance(text, bytes):
+                text = text.decode()
+            else:
+                text.encode()  # the library's own complaint about a lone surrogate does not name it
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(refusal(name, f"is not valid UTF-8 at byte {error.start}")) from error
         except UnicodeEncodeError as error:
             raise InvalidRequestError(refusal(name, f"holds a lone surrogate at character {error.start}")) from error
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of *token_ids* as the ``tokenizers`` library decodes it."""

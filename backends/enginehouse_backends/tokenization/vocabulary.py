@@ -116,7 +116,7 @@ class Vocabulary:
     def _ids_with_prefix(self, prefix: bytes) -> NDArray[np.int32]:
         """Ordinary tokens whose bytes begin with *prefix*."""
         start = bisect.bisect_left(self._sorted_bytes, prefix)
-        end = bisect.bisect_right(self._sorted_bytes, prefix, lo=start, key=lambda text: text[: len(prefix)])
+        end = bisect.bisect_right(self._sorted_bytes, prefix + b"\xff" * self.max_token_bytes, lo=start)
         return self._sorted_ids[start:end]
 
     def _ids_containing(self, part: bytes) -> NDArray[np.int32]:

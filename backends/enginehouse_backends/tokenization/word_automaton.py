@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 Word = TypeVar("Word", bound=Sequence[Hashable])
 
@@ -55,10 +55,13 @@ class WordAutomaton(Generic[Word]):
         """Return the longest word that ends in *state*."""
         return self._nodes[state].word
 
-    def continuations(self, state: int, max_length: int) -> Iterator[tuple[Hashable, ...]]:
-        """Yield what would complete a word that has begun in *state*, where that is at most *max_length* symbols.
+    def continuations(
+        self, state: int, may_go_on: Callable[[tuple[Hashable, ...]], bool]
+    ) -> Iterator[tuple[Hashable, ...]]:
+        """Yield what would complete a word that has begun in *state*.
 
-        A continuation that another one begins may be left out.
+        One is followed beyond its first symbol only as long as *may_go_on* says so of what it has so far. Those that
+        begin with another one are left out.
         """
         nodes = self._nodes
         while state:
@@ -70,7 +73,7 @@ class WordAutomaton(Generic[Word]):
                     word = nodes[child].word
                     if word is not None and len(word) == nodes[child].depth:
                         yield longer
-                    elif len(longer) < max_length:
+                    elif may_go_on(longer):
                         pending.append((child, longer))
             state = nodes[state].fallback
 
