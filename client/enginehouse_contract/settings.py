@@ -1,4 +1,4 @@
-"""The settings every part shares: where state lives. Environment ``ENGINEHOUSE_*``; unknown names are errors.
+"""The settings every part shares: where state lives, what is accounted. ``ENGINEHOUSE_*``; unknown names are errors.
 
 State lives under one folder, ``ENGINEHOUSE_HOME``: ``store/`` builds, ``repository/`` the live Triton repository,
 ``cache/`` downloads and scratch, ``logs/``. Deleting it loses nothing but state.
@@ -10,21 +10,30 @@ import difflib
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from enginehouse_contract.errors import ConfigurationError
+from enginehouse_contract.errors import ConfigurationError, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PREFIX = "ENGINEHOUSE_"
 
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+Switch = Literal["on", "off"]
+OnLedgerFailure = Literal["refuse", "serve"]
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Folders of this installation; each field is also an environment variable ``ENGINEHOUSE_<FIELD>``."""
+    """What an installation says of itself; each field is also an environment variable ``ENGINEHOUSE_<FIELD>``."""
 
     home: Path
+    accounting: Switch = "on"
+    ledger_url: str = ""  # sqlite:///path or postgresql://...; empty: ledger.db in the home folder
+    on_ledger_failure: OnLedgerFailure = "refuse"  # what becomes of requests while the ledger is away
 
     @property
     def store_dir(self) -> Path:
@@ -50,7 +59,8 @@ class Settings:
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings from *environ* (default: the process's).
 
-    Raises :class:`ConfigurationError` for an unknown ``ENGINEHOUSE_*`` name, with the nearest known one.
+    Raises :class:`ConfigurationError` for an unknown ``ENGINEHOUSE_*`` name, with the nearest known one, and for a
+    value that is none of a setting's choices.
     """
     environ = os.environ if environ is None else environ
     known = {_PREFIX + field.name.upper() for field in fields(Settings)}
@@ -60,7 +70,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             msg = f"unknown setting {name}; did you mean {nearest[0]}? Known: {', '.join(sorted(known))}."
             raise ConfigurationError(msg)
     home = environ.get(_PREFIX + "HOME", "")
-    return Settings(home=Path(home).expanduser().absolute() if home else _default_home(environ))
+    return Settings(
+        home=Path(home).expanduser().absolute() if home else _default_home(environ),
+        accounting=_choice(environ, "ACCOUNTING", "on", get_args(Switch)),
+        ledger_url=environ.get(_PREFIX + "LEDGER_URL", ""),
+        on_ledger_failure=_choice(environ, "ON_LEDGER_FAILURE", "refuse", get_args(OnLedgerFailure)),
+    )
+
+
+def _choice(environ: Mapping[str, str], name: str, default: ChoiceT, choices: tuple[ChoiceT, ...]) -> ChoiceT:
+    text = environ.get(_PREFIX + name, "") or default
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise ConfigurationError(refusal(_PREFIX + name, f"must be {' or '.join(choices)}", given=text))
 
 
 def _default_home(environ: Mapping[str, str]) -> Path:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import bindparam, func, insert, select, update
 
-from enginehouse_backends.accounting.budgets import Gate
+from enginehouse_backends.accounting.gate import Gate
 from enginehouse_backends.accounting.price_list import no_price_columns, price_columns
 from enginehouse_backends.accounting.records import MAX_BIGINT, Admission, RequestKey, Reservation
 from enginehouse_backends.accounting.rows import (

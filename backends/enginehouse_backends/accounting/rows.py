@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import bindparam, delete, select, tuple_
+from sqlalchemy import BigInteger, Text, and_, bindparam, cast, column, delete, func, select
+from sqlalchemy.dialects.postgresql import JSONB
 
 from enginehouse_backends.accounting.price_book import TokenPrices
 from enginehouse_backends.accounting.records import ComputeShare, RequestKey, RequestTimes, UsageRecord
@@ -18,7 +20,7 @@ from enginehouse_contract.usage import TokenUsage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sqlalchemy import BindParameter, Connection, RowMapping
+    from sqlalchemy import Connection, RowMapping, Select, Table
 
     from enginehouse_backends.accounting.price_list import PriceList
 
@@ -38,24 +40,38 @@ def usage_of(row: Row) -> TokenUsage:
     return TokenUsage(**{name: row[name] for name in USAGE_COLUMNS})
 
 
-_KEYS: Final[BindParameter[Any]] = bindparam("keys", expanding=True)
-_FIND_HOLDS: Final = select(holds).where(tuple_(*(_H[name] for name in RequestKey._fields)).in_(_KEYS))
-_FIND_ENTRIES: Final = select(entries).where(
-    tuple_(*(_E[name] for name in RequestKey._fields)).in_(_KEYS), _E.kind == bindparam("kind")
-)
+@cache
+def _rows_of_keys(dialect: str, table: Table) -> Select[Any]:
+    """Rows whose key is in the JSON list of ``keys``. A join, since SQLite scans the table for (a, b, c) IN (...)."""
+    keys = bindparam("keys", type_=Text)
+    if dialect == "postgresql":
+        wanted: Any = func.jsonb_array_elements(cast(keys, JSONB)).table_valued(column("value", JSONB))
+        parts = [wanted.c.value[position].astext for position in range(3)]
+        parts[2] = cast(parts[2], BigInteger)
+    else:
+        wanted = func.json_each(keys).table_valued("value")
+        parts = [func.json_extract(wanted.c.value, f"$[{position}]") for position in range(3)]
+    is_wanted = [table.c[name] == part for name, part in zip(RequestKey._fields, parts, strict=True)]
+    return select(table).select_from(wanted.join(table, and_(*is_wanted)))
 
 
 def find_holds(connection: Connection, keys: Iterable[RequestKey]) -> dict[RequestKey, RowMapping]:
     """Return the open holds among *keys*."""
-    rows = connection.execute(_FIND_HOLDS, {"keys": sorted(set(keys))})
-    return {key_of(row): row for row in rows.mappings()}
+    return _find(connection, _rows_of_keys(connection.dialect.name, holds), keys)
 
 
 def find_entries(connection: Connection, kind: str, keys: Iterable[RequestKey]) -> dict[RequestKey, RowMapping]:
     """Return the entries of a kind among *keys*."""
+    query = _rows_of_keys(connection.dialect.name, entries).where(_E.kind == bindparam("kind"))
+    return _find(connection, query, keys, kind=kind)
+
+
+def _find(
+    connection: Connection, query: Select[Any], keys: Iterable[RequestKey], **parameters: str
+) -> dict[RequestKey, RowMapping]:
     if not (wanted := sorted(set(keys))):
         return {}
-    rows = connection.execute(_FIND_ENTRIES, {"keys": wanted, "kind": kind})
+    rows = connection.execute(query, {"keys": json.dumps(wanted), **parameters})
     return {key_of(row): row for row in rows.mappings()}
 
 

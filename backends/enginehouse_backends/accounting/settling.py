@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import insert
 
-from enginehouse_backends.accounting.budgets import Change, change_windows
+from enginehouse_backends.accounting.gate import Change, change_windows
 from enginehouse_backends.accounting.records import MAX_BIGINT, ComputeShare, RequestKey, Settlement, UsageRecord
 from enginehouse_backends.accounting.rows import (
     conflict,

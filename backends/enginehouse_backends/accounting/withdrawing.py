@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import insert
 
-from enginehouse_backends.accounting.budgets import Change, change_windows
+from enginehouse_backends.accounting.gate import Change, change_windows
 from enginehouse_backends.accounting.rows import (
     conflict,
     end_holds,

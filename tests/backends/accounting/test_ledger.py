@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import event, func, insert, select
 from tests.backends.accounting.conftest import BOOK
 
 from enginehouse_backends.accounting import schema
+from enginehouse_backends.accounting.budgets import Budget, Limit
 from enginehouse_backends.accounting.ledger import Ledger
 from enginehouse_backends.accounting.price_book import parse_price_book
 from enginehouse_backends.accounting.records import ComputeShare, RequestKey, RequestTimes, Reservation, Settlement
 from enginehouse_backends.accounting.windows import NS_PER_S
 from enginehouse_contract.errors import ConfigurationError, InvalidRequestError, LedgerConflictError
 from enginehouse_contract.usage import TokenUsage
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEY = RequestKey("acme", "r1", 1)
 RESERVATION = Reservation("acme", "r1", "small", "sha256:b1", TokenUsage(100, 0, 50), attempt=1, key_id="web")
@@ -264,3 +269,29 @@ def parse_moment(text: str) -> int:
     from datetime import datetime  # noqa: PLC0415 - used here only
 
     return int(datetime.fromisoformat(text).timestamp()) * NS_PER_S
+
+
+def test_looking_up_keys_never_scans_a_table(tmp_path: Path) -> None:
+    """SQLite's plan for what every batch asks: searches by index only."""
+    with Ledger(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
+        plans: list[str] = []
+
+        def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if statement.startswith(("SELECT", "UPDATE", "DELETE")):
+                raw = connection.connection.driver_connection
+                one = parameters[0] if isinstance(parameters, list) else parameters
+                plans.extend(row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}", one))
+
+        event.listen(ledger.database, "before_cursor_execute", explain)
+        ledger.set_budget(Budget("acme", "day", tokens=Limit(hard=10**12)))
+        ledger.reserve(RESERVATION)
+        ledger.reserve(RESERVATION)
+        ledger.reserve(dataclasses.replace(RESERVATION, attempt=None, claim="another call"))
+        ledger.progress(KEY, TokenUsage()).result()
+        ledger.settle(SETTLEMENT)
+        ledger.settle(SETTLEMENT)
+        ledger.reverse(KEY, "a mistake")
+
+    scans = {plan for plan in plans if plan.startswith("SCAN")}
+    assert any(plan.startswith("SEARCH entries") for plan in plans)
+    assert {plan.split()[1] for plan in scans} <= {"anon_1", "price_books"}  # the keys asked for, and a few books
