@@ -7,7 +7,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from enginehouse_cli import build, builds, chat, demo, doctor, generate, serve
+from enginehouse_cli import budget, build, builds, chat, cost, demo, doctor, generate, prices, serve, usage
 from enginehouse_cli.console import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -32,6 +32,10 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("usage")(usage.usage)
+app.command("cost")(cost.cost)
+app.add_typer(budget.app, name="budget")
+app.add_typer(prices.app, name="prices")
 
 
 def main() -> None:
