@@ -80,38 +80,35 @@ def candidates_of_top(
     share = float(np.exp(values - log_sum_exp).sum())
     if not processor.is_identity:
         processor.apply(ids, values)
-    order = np.lexsort((ids, -values))
-    ids, values = ids[order], values[order]
+    if not (processor.is_identity and (values[1:] < values[:-1]).all()):
+        order = np.lexsort((ids, -values))
+        ids, values = ids[order], values[order]
     largest = float(values[0])
     num_rest = vocab_size - len(ids)
     num_certain = int(np.count_nonzero(values > floor)) if num_rest else len(ids)
-    if not num_certain or not math.isfinite(largest):
+    if not num_certain or largest == -math.inf:
         return None
-    min_rest, max_rest = 0.0, 0.0
-    if num_rest:
-        distance = log_sum_exp - largest
-        low, _ = _tempered(1 - share - _LOG_SUM_EXP_ERROR, distance, floor - largest, temperature, num_rest)
-        _, max_rest = _tempered(1 - share + _LOG_SUM_EXP_ERROR, distance, floor - largest, temperature, num_rest)
-        min_rest = low if processor.is_identity else 0.0
-    return Candidates(ids, np.exp((values - largest) / temperature), num_certain, min_rest, max_rest)
+    weights = np.exp((values - largest) / temperature)
+    if not num_rest:
+        return Candidates(ids, weights, num_certain)
+    min_rest, max_rest = _rest(1 - share, log_sum_exp - largest, floor - largest, 1 / temperature, num_rest)
+    return Candidates(ids, weights, num_certain, min_rest if processor.is_identity else 0.0, max_rest)
 
 
-def _tempered(share: float, distance: float, floor: float, temperature: float, num_tokens: int) -> tuple[float, float]:
-    """Bound the weight, at *temperature*, of tokens that together have *share* of the probability at temperature 1.
+def _rest(share: float, log_sum_exp: float, floor: float, exponent: float, num_tokens: int) -> tuple[float, float]:
+    """Bound the sum of y**exponent over *num_tokens* tokens that have *share* of the sum of y over all tokens.
 
-    With y = exp(logit - largest), t their sum, Y = exp(floor) >= y and a = 1 / temperature, the sum of y**a lies
-    between Y**(a - 1) * t (each y**a is y * y**(a - 1)) and n**(1 - a) * t**a (Jensen); which is the larger depends on
-    a < 1. *distance* is the log of the sum of all y.
+    With y = exp(logit - largest), t their sum, Y = exp(floor) >= y and a = *exponent* = 1 / temperature, it lies
+    between Y**(a - 1) * t, as each y**a is y * y**(a - 1), and n**(1 - a) * t**a (Jensen). The former is the larger
+    for a > 1. *log_sum_exp* is the log of the sum of all y; it, and so the share, has a small error.
     """
-    if share <= 0.0:
-        return 0.0, 0.0
-    exponent = 1 / temperature
-    log_sum = math.log(share) + distance
-    by_floor = floor * (exponent - 1) + log_sum
-    by_mean = (1 - exponent) * math.log(num_tokens) + exponent * log_sum
-    low, high = sorted((by_floor, by_mean))
-    rounding = math.log1p(_LOG_SUM_EXP_ERROR) * max(1.0, exponent)
-    return math.exp(min(low - rounding, _MAX_EXPONENT)), math.exp(min(high + rounding, _MAX_EXPONENT))
+    bounds = []
+    for error, choose in ((-_LOG_SUM_EXP_ERROR, min), (_LOG_SUM_EXP_ERROR, max)):
+        log_sum = math.log(share + error) + log_sum_exp + error if share + error > 0.0 else -math.inf
+        by_floor = floor * (exponent - 1) + log_sum
+        by_mean = (1 - exponent) * math.log(num_tokens) + exponent * log_sum
+        bounds.append(math.exp(min(choose(by_floor, by_mean), _MAX_EXPONENT)))
+    return bounds[0], bounds[1]
 
 
 def candidates_of_row(values: NDArray[np.float64], temperature: float, count: int) -> Candidates:

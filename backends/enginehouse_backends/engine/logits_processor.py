@@ -46,13 +46,13 @@ class LogitsProcessor:
 
     @property
     def may_end(self) -> bool:
-        """Whether the end id may come now."""
-        return self._num_output_tokens >= self._min_new_tokens
+        """Whether the end id, if there is one, may come now."""
+        return self._end_id is None or self._num_output_tokens >= self._min_new_tokens
 
     @property
     def is_identity(self) -> bool:
         """Whether nothing is changed now."""
-        return self._is_static_identity and (self._end_id is None or self.may_end)
+        return self._is_static_identity and self.may_end
 
     def accept(self, token_id: int) -> None:
         """Move on past a token that was taken."""
@@ -67,11 +67,14 @@ class LogitsProcessor:
         if self._bias is not None:
             values += self._bias[token_ids]
         if self._has_penalty:
-            counts = np.fromiter((self._counts[token_id] for token_id in token_ids.tolist()), np.int64, len(token_ids))
+            counts = np.array([self._counts.get(token_id, 0) for token_id in token_ids.tolist()])
             self._penalize(values, counts)
-        banned = self.banned_ids()
+        banned = self._bad_words.banned_ids()
         if len(banned):
-            values[np.isin(token_ids, banned)] = -np.inf
+            nearest = banned[np.minimum(np.searchsorted(banned, token_ids), len(banned) - 1)]
+            values[nearest == token_ids] = -np.inf
+        if not self.may_end:
+            values[token_ids == self._end_id] = -np.inf
 
     def apply_to_row(self, row: Values) -> None:
         """Change a whole row in place, touching only what changes."""
@@ -83,17 +86,16 @@ class LogitsProcessor:
             values = row[seen]
             self._penalize(values, counts)
             row[seen] = values
-        row[self.banned_ids()] = -np.inf
-
-    def banned_ids(self) -> NDArray[np.int32]:
-        """Return the tokens that may not come next."""
-        banned = self._bad_words.banned_ids() if self._bad_words else np.empty(0, np.int32)
-        return banned if self._end_id is None or self.may_end else np.append(banned, np.int32(self._end_id))
+        row[self._bad_words.banned_ids()] = -np.inf
+        if not self.may_end:
+            row[self._end_id] = -np.inf
 
     def _penalize(self, values: Values, counts: NDArray[np.int64]) -> None:
         """Repetition: divide positive, multiply negative logits (Keskar et al. 2019); then presence and frequency."""
-        seen = counts > 0
+        seen = np.flatnonzero(counts)
+        if not len(seen):
+            return
+        changed = values[seen]
         if self._repetition != 1.0:
-            scaled = np.where(values > 0, values / self._repetition, values * self._repetition)
-            values[seen] = scaled[seen]
-        values[seen] -= self._presence + self._frequency * counts[seen]
+            changed = np.where(changed > 0, changed / self._repetition, changed * self._repetition)
+        values[seen] = changed - (self._presence + self._frequency * counts[seen])

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from enginehouse_backends.engine.candidates import candidates_of_row, candidates_of_top
+from enginehouse_backends.engine.logits_processor import LogitsProcessor
 from enginehouse_backends.engine.request import GenerationRequest, RequestId, SamplingParams
 from enginehouse_backends.engine.sampler import SequenceSampler
+from enginehouse_backends.engine.words import BadWords
 from enginehouse_backends.tokenization.vocabulary import Vocabulary
 from enginehouse_contract.errors import EngineFailureError
 
@@ -26,7 +29,8 @@ class Logits:
         self.top_ids = order.astype(np.int32)
         self.top_values = np.take_along_axis(self._rows, order, axis=1)
         shifted = self._rows.astype(np.float64)
-        self.log_sum_exp = np.log(np.exp(shifted).sum(axis=1)).astype(np.float32)
+        with np.errstate(invalid="ignore"):
+            self.log_sum_exp = np.log(np.exp(shifted).sum(axis=1)).astype(np.float32)
         self.num_full_rows = 0
 
     def full_row(self, row: int) -> np.ndarray:
@@ -131,6 +135,120 @@ def test_the_k_largest_and_the_whole_row_give_the_same_token(seed: int) -> None:
         assert len(set(tokens)) == 1, case
 
 
+TEMPERATURES = (0.05, 0.3, 0.7, 0.95, 1.0, 1.05, 1.5, 4.0)
+
+
+def peaked_row(rng: np.random.Generator) -> np.ndarray:
+    """Return a row as language models make them: few likely tokens above a broad floor."""
+    row = rng.normal(scale=rng.uniform(0.5, 3.0), size=VOCAB_SIZE)
+    row[rng.choice(VOCAB_SIZE, 12, replace=False)] += rng.exponential(6.0, size=12)
+    return row - rng.uniform(0, 60)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_however_the_logits_lie_both_paths_agree(seed: int) -> None:
+    """Over temperatures, cuts, penalties and bans, few columns and the whole row give the same token."""
+    rng = np.random.default_rng(1000 + seed)
+    row = peaked_row(rng)
+    few, whole = Logits(row[None], 24), Logits(row[None], VOCAB_SIZE)
+    for temperature in TEMPERATURES:
+        case: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": int(rng.choice([0, 0, 4, 24, 1000])),
+            "top_p": float(rng.choice([0.2, 0.9, 0.95, 1.0])),
+            "repetition_penalty": float(rng.choice([1.0, 1.0, 1.2, 0.9])),
+            "frequency_penalty": float(rng.choice([0.0, 0.0, 0.4, -0.2])),
+            "bad_words": tuple((int(i),) for i in np.argsort(-row)[: rng.choice([0, 0, 1, 6])]),
+        }
+        prompt = tuple(rng.choice(np.argsort(-row)[:30], 10).tolist())
+        for draw_seed in range(10):
+            tokens = [
+                make_sampler(draw_seed, prompt=prompt, **dict(case)).sample(at, 0).token_id for at in (few, whole)
+            ]
+            assert tokens[0] == tokens[1], case
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_weight_left_out_lies_within_its_bounds(seed: int, temperature: float) -> None:
+    """What the tokens outside the largest weigh is bounded from their logits' sum alone; bans only lower it."""
+    rng = np.random.default_rng(seed)
+    row = peaked_row(rng)
+    logits = Logits(row[None], 24)
+    for bad_words in ((), tuple((int(i),) for i in np.argsort(-row)[[2, 30, 31]])):
+        request = GenerationRequest(
+            request_id=RequestId("r"), prompt_token_ids=(), max_new_tokens=1, bad_words=bad_words
+        )
+        processor = LogitsProcessor(request, BadWords(VOCABULARY, bad_words))
+        values = logits.full_row(0).astype(np.float64)
+        processor.apply_to_row(values)
+        weights = np.exp((values - values.max()) / temperature)
+        top = candidates_of_top(logits, 0, processor, temperature, VOCAB_SIZE)
+        part = candidates_of_row(values, temperature, 24)
+
+        assert top is not None
+        assert top.min_rest <= np.delete(weights, top.token_ids).sum() <= top.max_rest
+        assert top.token_ids[: top.num_certain].tolist() == part.token_ids[: top.num_certain].tolist()
+        assert part.min_rest <= np.delete(weights, part.token_ids).sum() <= part.max_rest
+
+
+def test_common_settings_seldom_read_a_whole_row() -> None:
+    """With top-k, or top-p at usual temperatures, the largest logits decide nearly always."""
+    rng = np.random.default_rng(3)
+    rows = np.stack([peaked_row(rng) for _ in range(50)])
+    rows[:, :30] += 12.0
+    logits = Logits(rows, 64)
+    cases = [
+        {"top_k": 50},
+        {"top_k": 50, "top_p": 0.9, "temperature": 1.5},
+        {"top_k": 0, "top_p": 0.9},
+        {"top_k": 0, "top_p": 0.9, "temperature": 0.7},
+        {"top_k": 0, "top_p": 0.95, "temperature": 0.8, "repetition_penalty": 1.1},
+    ]
+    for case in cases:
+        for row in range(50):
+            make_sampler(row, **case).sample(logits, row)
+
+    assert logits.num_full_rows <= 0.04 * 50 * len(cases)
+
+
+def test_a_row_is_sampled_the_same_alone_and_among_others() -> None:
+    """Which row of which step a sequence gets does not matter."""
+    rng = np.random.default_rng(4)
+    rows = np.stack([peaked_row(rng) for _ in range(8)])
+    together = Logits(rows, 24)
+    for case in CASES:
+        for row in range(8):
+            alone = make_sampler(7, **dict(case)).sample(Logits(rows[row : row + 1], 24), 0)
+            assert make_sampler(7, **dict(case)).sample(together, row) == alone
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("case", [{}, {"top_k": 8}, {"top_k": 0, "temperature": 2.0}], ids=str)
+def test_no_output_ever_contains_a_bad_word(case: dict[str, Any], seed: int) -> None:
+    """Words of several tokens are banned across token boundaries, whichever way they are spelled."""
+    rng = np.random.default_rng(seed)
+    pieces = [b"a", b"b", b"c", b"ab", b"ba", b"aa", b"bb", b"abc", b"cab", b"bca"]
+    vocabulary = Vocabulary(pieces, frozenset(), is_byte_level=True)
+    bad_words = ((3, 2), (1, 1, 0), (4, 5))  # "abc", "bba", "baaa"
+    request = GenerationRequest(
+        request_id=RequestId("r"),
+        prompt_token_ids=(0,),
+        max_new_tokens=60,
+        bad_words=bad_words,
+        sampling=SamplingParams(**case),
+    )
+    sampler = SequenceSampler(request, 0, vocabulary, seed)
+    text = b"a"
+    for _ in range(60):
+        token_id = sampler.sample(Logits(rng.normal(size=(1, len(pieces))), 4), 0).token_id
+        sampler.accept(token_id)
+        text += pieces[token_id]
+
+    assert not any(word in text for word in (b"abc", b"bba", b"baaa"))
+    assert len(text) > 60
+
+
 def test_plain_greedy_reads_no_whole_row() -> None:
     """Greedy decoding takes the first column; so does greedy with penalties where that is proven enough."""
     row = np.zeros((1, VOCAB_SIZE))
@@ -204,6 +322,28 @@ def test_when_everything_is_banned_the_sequence_ends_or_fails() -> None:
         assert make_sampler(embedding_bias=bias, end_id=3, **sampling).sample(logits, 0).token_id == 3
         with pytest.raises(EngineFailureError, match="every token is banned"):
             make_sampler(embedding_bias=bias, **sampling).sample(logits, 0)
+
+
+def test_an_end_id_that_has_to_wait_does_not_end_the_sequence() -> None:
+    """Where everything is banned and the minimum length is not reached, the request fails and says why."""
+    bias = np.full(VOCAB_SIZE, -np.inf, np.float32)
+    sampler = make_sampler(embedding_bias=bias, end_id=3, min_new_tokens=1)
+
+    with pytest.raises(EngineFailureError, match="the end id has to wait for the minimum length"):
+        sampler.sample(Logits(np.zeros((1, VOCAB_SIZE)), 16), 0)
+    sampler.accept(0)
+    assert sampler.sample(Logits(np.zeros((1, VOCAB_SIZE)), 16), 0).token_id == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("case", [{}, {"top_k": 4}, {"top_k": 0}], ids=str)
+def test_logits_that_are_no_numbers_fail_the_request(case: dict[str, Any], value: float) -> None:
+    """A broken forward pass is reported, not sampled from."""
+    row = np.zeros((1, VOCAB_SIZE))
+    row[0, 5] = value
+
+    with pytest.raises(EngineFailureError, match="not finite numbers"):
+        make_sampler(**case).sample(Logits(row, 16), 0)
 
 
 @pytest.mark.parametrize("case", [{"top_k": 0}, {"top_k": 6, "temperature": 0.8}, {"top_k": 0, "top_p": 0.7}], ids=str)
