@@ -77,10 +77,8 @@ def test_usage_is_shown_as_table_json_and_csv(filled: Cli) -> None:
         ("beta", 1, "0.002", "EUR"),
     ]
     assert (rows[0]["input_tokens"], rows[0]["cached_tokens"], rows[0]["energy_joules"]) == (2000, 800, "3.000")
-    assert parse_csv(filled("usage", "--by", "tenant", "--csv")) == [
-        {name: str(value) for name, value in row.items()}
-        for row in json.loads(filled("usage", "--by", "tenant", "--json"))
-    ]
+    as_text = [{name: str(value) for name, value in row.items()} for row in rows]
+    assert parse_csv(filled("usage", "--by", "tenant", "--csv")) == as_text
     assert "acme" in filled("usage", "--by", "tenant,build,day")
 
 
@@ -88,16 +86,15 @@ def test_days_choose_and_nothing_is_said_so(filled: Cli) -> None:
     """A period without usage is no error."""
     assert "no usage yet" in filled("usage", "--since", "2025-06-09")
     assert json.loads(filled("usage", "--until", "2025-06-07", "--json")) == []
-    assert (
-        len(json.loads(filled("usage", "--by", "day", "--since", "2025-06-08", "--until", "2025-06-08", "--json"))) == 1
-    )
+    (row,) = json.loads(filled("usage", "--by", "day", "--since", "2025-06-08", "--until", "2025-06-08", "--json"))
+    assert (row["day"], row["requests"]) == ("2025-06-08", 3)
 
 
 def test_single_requests_are_listed(filled: Cli) -> None:
     """Newest first, of one tenant where asked."""
     rows = json.loads(filled("usage", "--records", "10", "--tenant", "acme", "--json"))
 
-    assert [row["request_id"] for row in rows] == ["r0", "r1"] or [row["request_id"] for row in rows] == ["r1", "r0"]
+    assert [row["request_id"] for row in rows] == ["r1", "r0"]
     assert rows[0]["settled_at"] == "2025-06-08T10:00:00+00:00"
     assert (rows[0]["amount"], rows[0]["is_estimated"], rows[0]["is_recovered"]) == ("0.002", True, False)
 
@@ -136,7 +133,7 @@ def test_the_focus_export_is_csv(filled: Cli) -> None:
 
     assert len(rows) == 6
     assert {row["BillingAccountId"] for row in rows} == {"house"}
-    assert {row["SkuMeter"] for row in rows} == {"input tokens", "cached_input tokens", "output tokens"}
+    assert {row["SkuMeter"] for row in rows} == {"input tokens", "cached input tokens", "output tokens"}
 
 
 def test_budgets_are_set_listed_and_removed(cli: Cli) -> None:

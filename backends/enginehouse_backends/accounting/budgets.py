@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy import bindparam, select
+
 from enginehouse_backends.accounting.records import MAX_BIGINT, check_name
+from enginehouse_backends.accounting.schema import budgets as budgets_table
 from enginehouse_backends.accounting.windows import WINDOW_NAMES, Window, WindowName, parse_time_zone, window_at
 from enginehouse_contract.errors import ConfigurationError, refusal
 
 if TYPE_CHECKING:
-    from sqlalchemy import Row
+    from collections.abc import Iterable
+
+    from sqlalchemy import Connection, Row
 
 MEASURES: Final = ("spend", "requests", "tokens")
 
@@ -75,3 +80,27 @@ class Budget:
         values = row._mapping  # noqa: SLF001 - SQLAlchemy's public name, underscored to keep clear of columns
         limits = {name: Limit(values[f"soft_{name}"], values[f"hard_{name}"]) for name in MEASURES}
         return cls(values["tenant"], values["window"], values["key_id"], values["time_zone"], **limits)
+
+
+BudgetsByTenant = dict[str, list[Budget]]
+
+_BUDGETS_OF: Final = (
+    select(budgets_table)
+    .where(budgets_table.c.tenant.in_(bindparam("tenants", expanding=True)))
+    .order_by(*budgets_table.primary_key)
+    .with_for_update()
+)
+
+
+def lock_budgets(connection: Connection, tenants: Iterable[str]) -> BudgetsByTenant:
+    """Read the budgets of tenants, those that have any, and lock them until the transaction ends.
+
+    Whoever changes a tenant's windows does so under this lock, taken in one order, so that the batches of several
+    processes cannot deadlock. (SQLite has one writer at a time anyway.)
+    """
+    found: BudgetsByTenant = {}
+    if not (wanted := sorted(set(tenants))):
+        return found
+    for row in connection.execute(_BUDGETS_OF, {"tenants": wanted}):
+        found.setdefault(row.tenant, []).append(Budget.from_row(row))
+    return found

@@ -38,54 +38,32 @@ def focus_rows(database: Engine, billing_account_id: str, period: Period = ALL_D
     for day in days:
         book = books.by_id(day["book_id"])
         prices = None if book is None else book.prices_for(day["model"], day["build_id"])
-        currency = "" if book is None else book.currency
+        common = _common(day, "" if book is None else book.currency, billing_account_id)
         rows.extend(
-            _row(day, token_class, int(day[count]), int(day[amount]), prices, currency, billing_account_id)
+            {**common, **_line(day, token_class, int(day[count]), int(day[amount]), prices)}
             for token_class, count, amount in _CLASSES
             if day[count]
         )
     return rows
 
 
-def _row(
-    day: Any,
-    token_class: str,
-    num_tokens: int,
-    amount: int,
-    prices: TokenPrices | None,
-    currency: str,
-    billing_account_id: str,
-) -> dict[str, str]:
-    cost = "" if prices is None else format_amount(amount)
-    unit_price = "" if prices is None else f"{getattr(prices, token_class):f}"
+def _common(day: Any, currency: str, billing_account_id: str) -> dict[str, str]:
+    """What the rows of one day, tenant and build share."""
     start = date.fromisoformat(day["day"])
     month = start.replace(day=1)
-    next_month = (month + timedelta(days=32)).replace(day=1)
-    quantity = f"{Decimal(num_tokens) / 10**6:f}"
     return {
-        "BilledCost": cost,
         "BillingAccountId": billing_account_id,
         "BillingAccountName": billing_account_id,
         "BillingCurrency": currency,
         "BillingPeriodStart": _moment(month),
-        "BillingPeriodEnd": _moment(next_month),
+        "BillingPeriodEnd": _moment((month + timedelta(days=32)).replace(day=1)),
         "ChargeCategory": "Usage",
         "ChargeClass": "",
-        "ChargeDescription": f"{token_class.replace('_', ' ')} tokens of {day['model']}",
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _moment(start),
         "ChargePeriodEnd": _moment(start + timedelta(days=1)),
-        "ConsumedQuantity": str(num_tokens),
-        "ConsumedUnit": "Tokens",
-        "ContractedCost": cost,
-        "ContractedUnitPrice": unit_price,
-        "EffectiveCost": cost,
         "InvoiceIssuerName": PROVIDER,
-        "ListCost": cost,
-        "ListUnitPrice": unit_price,
         "PricingCategory": "Standard",
-        "PricingQuantity": quantity,
-        "PricingUnit": "1000000 Tokens",
         "ProviderName": PROVIDER,
         "PublisherName": PROVIDER,
         "ResourceId": day["build_id"],
@@ -95,11 +73,30 @@ def _row(
         "ServiceName": "LLM inference",
         "ServiceSubcategory": "Generative AI",
         "SkuId": day["model"],
-        "SkuMeter": f"{token_class} tokens",
-        "SkuPriceId": "" if prices is None else f"{day['book_id']}/{day['model']}/{token_class}",
         "SubAccountId": day["tenant"],
         "SubAccountName": day["tenant"],
         "SubAccountType": "Tenant",
+    }
+
+
+def _line(day: Any, token_class: str, num_tokens: int, amount: int, prices: TokenPrices | None) -> dict[str, str]:
+    cost = "" if prices is None else format_amount(amount)
+    unit_price = "" if prices is None else f"{getattr(prices, token_class):f}"
+    kind = f"{token_class.replace('_', ' ')} tokens"
+    return {
+        "BilledCost": cost,
+        "ChargeDescription": f"{kind} of {day['model']}",
+        "ConsumedQuantity": str(num_tokens),
+        "ConsumedUnit": "Tokens",
+        "ContractedCost": cost,
+        "ContractedUnitPrice": unit_price,
+        "EffectiveCost": cost,
+        "ListCost": cost,
+        "ListUnitPrice": unit_price,
+        "PricingQuantity": f"{Decimal(num_tokens) / 10**6:f}",
+        "PricingUnit": "1000000 Tokens",
+        "SkuMeter": kind,
+        "SkuPriceId": "" if prices is None else f"{day['book_id']}/{day['model']}/{token_class}",
     }
 
 

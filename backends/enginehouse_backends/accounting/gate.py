@@ -1,8 +1,8 @@
-"""Admission: holding requests against budgets, and freeing what they did not use.
+"""Admission: holding requests against budgets.
 
 A request holds its upper bound against every window it falls in, by one conditional UPDATE each, so that requests at a
-budget's edge are admitted only as far as they fit, from however many processes. Its settlement frees the rest. Windows
-are those of the reservation's time.
+budget's edge are admitted only as far as they fit, from however many processes. Its settlement frees the rest
+(`charges.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import and_, bindparam, case, delete, func, select, update
 
-from enginehouse_backends.accounting.budgets import MEASURES, Budget
+from enginehouse_backends.accounting.budgets import MEASURES, Budget, BudgetsByTenant
 from enginehouse_backends.accounting.records import MAX_BIGINT
-from enginehouse_backends.accounting.schema import budget_windows, budgets, entries, holds
+from enginehouse_backends.accounting.schema import budget_windows, entries, holds
 from enginehouse_backends.accounting.upsert import insert_new
 from enginehouse_backends.accounting.windows import NS_PER_S, Window, format_moment, parse_time_zone
 from enginehouse_contract.errors import BudgetExceededError, refusal
@@ -40,7 +40,6 @@ class WindowKey(NamedTuple):
     start_ns: int
 
 
-_BUDGETS_OF: Final = select(budgets).where(budgets.c.tenant.in_(bindparam("tenants", expanding=True)))
 _W: Final = budget_windows.c
 _THIS_WINDOW: Final = and_(*(_W[name] == bindparam(f"of_{name}") for name in WindowKey._fields))
 
@@ -66,16 +65,6 @@ _HOLD: Final = (
     .returning(_W.spent, _W.held, _W.num_requests, _W.num_tokens)
 )
 _PUT_BACK: Final = update(budget_windows).where(_THIS_WINDOW).values(_ADD)
-_SETTLE: Final = (
-    update(budget_windows)
-    .where(
-        _W.tenant == bindparam("of_tenant"),
-        _W.key_id.in_(("", bindparam("of_key_id"))),
-        _W.start_ns <= bindparam("of_time_ns"),
-        _W.end_ns > bindparam("of_time_ns"),
-    )
-    .values({**_ADD, "spent": _W.spent + bindparam("spent", type_=_W.spent.type)})
-)
 
 
 class _Window(NamedTuple):
@@ -85,60 +74,103 @@ class _Window(NamedTuple):
     now: Window
     parameters: dict[str, Any]
 
+    @property
+    def key(self) -> WindowKey:
+        """The key of its row."""
+        return WindowKey(self.budget.tenant, self.budget.key_id, self.budget.window, self.now.start_ns)
+
+    @classmethod
+    def of(cls, budget: Budget, at_ns: int) -> _Window:
+        """Return the window of a budget that holds a moment."""
+        bare = cls(budget, budget.window_at(at_ns), {})
+        return bare._replace(parameters={f"of_{name}": value for name, value in bare.key._asdict().items()})
+
+    def binds(self, reservation: Reservation) -> bool:
+        """Whether the budget counts this request of its tenant."""
+        return self.budget.key_id in {"", reservation.key_id}
+
+
+class Priced(NamedTuple):
+    """A reservation and the price of its upper bound; None: no price."""
+
+    reservation: Reservation
+    amount: Pico | None
+
 
 class Gate:
     """Admits reservations against budgets, inside one transaction of the ledger."""
 
-    def __init__(self, connection: Connection, reservations: Iterable[Reservation], at_ns: int) -> None:
+    def __init__(self, connection: Connection, budgets: BudgetsByTenant, at_ns: int) -> None:
         self._connection = connection
         self._at_ns = at_ns
-        tenants = sorted({reservation.tenant for reservation in reservations})
-        rows = connection.execute(_BUDGETS_OF, {"tenants": tenants})
-        limits = sorted(map(Budget.from_row, rows), key=lambda budget: (budget.tenant, budget.key_id, budget.window))
-        windows = [(budget, budget.window_at(at_ns)) for budget in limits]
-        _open_windows(connection, windows, at_ns)
-        self._windows: dict[str, list[_Window]] = defaultdict(list)
-        for budget, now in windows:
-            key = {f"of_{name}": value for name, value in _key(budget, now)._asdict().items()}
-            self._windows[budget.tenant].append(_Window(budget, now, {**key, **_hard_limits(budget)}))
+        self._windows: dict[str, list[_Window]] = {
+            tenant: [_Window.of(budget, at_ns) for budget in members] for tenant, members in budgets.items()
+        }
+        _open_windows(connection, [window for members in self._windows.values() for window in members], at_ns)
 
-    def admit(self, reservation: Reservation, amount: Pico | None) -> tuple[str, ...]:
-        """Hold a request's upper bound against every window it falls in; return the soft limits that are passed.
+    def admit(self, requests: Sequence[Priced]) -> list[tuple[str, ...] | BudgetExceededError]:
+        """Hold each request's upper bound against every window it falls in, in their order.
 
-        Raises:
-            BudgetExceededError: A hard limit has no room, or limits spend on a model without a price; nothing is held.
+        Returns:
+            For each request the sentences of the soft limits that are passed, or why nothing was held for it: a hard
+            limit has no room, or limits spend on a model without a price.
         """
-        num_tokens = reservation.upper_bound.num_input_tokens + reservation.upper_bound.num_output_tokens
-        wanted = {"amount": amount or 0, "requests": 1, "tokens": num_tokens}
-        passed: list[str] = []
-        held: list[_Window] = []
-        for window in self._windows.get(reservation.tenant, ()):
-            if window.budget.key_id not in {"", reservation.key_id}:
+        outcomes: list[tuple[str, ...] | BudgetExceededError] = [()] * len(requests)
+        by_tenant: dict[str, list[int]] = defaultdict(list)
+        for position, request in enumerate(requests):
+            if request.reservation.tenant in self._windows:
+                by_tenant[request.reservation.tenant].append(position)
+        for tenant, positions in by_tenant.items():
+            if len(positions) > 1 and self._hold_together(tenant, [requests[position] for position in positions]):
                 continue
-            try:
-                if reservation.enforce_limits and amount is None and window.budget.spend.hard is not None:
-                    raise _unpriced(window.budget)
-                passed.extend(self._hold(window, wanted, enforce=reservation.enforce_limits))
-            except BudgetExceededError:
-                back = {name: -value for name, value in wanted.items()}
-                for other in held:
-                    self._connection.execute(_PUT_BACK, {**other.parameters, **back})
-                raise
-            held.append(window)
+            for position in positions:
+                outcomes[position] = self._admit_one(tenant, requests[position])
+        return outcomes
+
+    def _hold_together(self, tenant: str, requests: Sequence[Priced]) -> bool:
+        """Hold all at once where none meets a limit, soft or hard: far from the edge, one statement does for many."""
+        held: list[tuple[_Window, dict[str, int]]] = []
+        for window in self._windows[tenant]:
+            bound = [request for request in requests if window.binds(request.reservation)]
+            wanted = _sum_of(bound)
+            counts = self._hold(window, wanted, _hard_limits(window.budget))
+            if counts is not None:
+                held.append((window, wanted))
+            has_price = window.budget.spend.hard is None or all(request.amount is not None for request in bound)
+            if counts is None or not has_price or _passed(window.budget, counts):
+                self._put_back(held)
+                return False
+        return True
+
+    def _admit_one(self, tenant: str, request: Priced) -> tuple[str, ...] | BudgetExceededError:
+        wanted = _sum_of([request])
+        enforce = request.reservation.enforce_limits
+        passed: list[str] = []
+        held: list[tuple[_Window, dict[str, int]]] = []
+        for window in self._windows[tenant]:
+            if not window.binds(request.reservation):
+                continue
+            if enforce and request.amount is None and window.budget.spend.hard is not None:
+                self._put_back(held)
+                return _unpriced(window.budget)
+            counts = self._hold(window, wanted, _hard_limits(window.budget) if enforce else _NO_LIMITS)
+            if counts is None:
+                self._put_back(held)
+                return self._exceeded(window, wanted)
+            held.append((window, wanted))
+            passed.extend(_passed(window.budget, counts))
         return tuple(passed)
 
-    def _hold(self, window: _Window, wanted: dict[str, int], *, enforce: bool) -> list[str]:
-        budget = window.budget
-        limits = {} if enforce else _NO_LIMITS
-        counts = self._connection.execute(_HOLD, {**window.parameters, **wanted, **limits}).one_or_none()
-        if counts is None:
-            raise self._exceeded(window, wanted)
-        used = {"spend": counts.spent + counts.held, "requests": counts.num_requests, "tokens": counts.num_tokens}
-        return [
-            f"{_limit_name(budget, name)} is {_quantity(name, used[name])}, over its soft limit {_quantity(name, soft)}"
-            for name in MEASURES
-            if (soft := budget.limit(name).soft) is not None and used[name] > soft
-        ]
+    def _hold(self, window: _Window, wanted: dict[str, int], limits: dict[str, int]) -> dict[str, int] | None:
+        """Add to a window what fits; return what it then counts, None when it does not fit."""
+        row = self._connection.execute(_HOLD, {**window.parameters, **wanted, **limits}).one_or_none()
+        if row is None:
+            return None
+        return {"spend": row.spent + row.held, "requests": row.num_requests, "tokens": row.num_tokens}
+
+    def _put_back(self, held: Sequence[tuple[_Window, dict[str, int]]]) -> None:
+        for window, wanted in held:
+            self._connection.execute(_PUT_BACK, {**window.parameters, **{name: -n for name, n in wanted.items()}})
 
     def _exceeded(self, window: _Window, wanted: dict[str, int]) -> BudgetExceededError:
         """Word the refusal: which limit, what is left, what was asked, and when it resets."""
@@ -166,76 +198,53 @@ def _hard_limits(budget: Budget) -> dict[str, int]:
     return {name: MAX_BIGINT if value is None else value for name, value in limits.items()}
 
 
+def _sum_of(requests: Iterable[Priced]) -> dict[str, int]:
+    """What requests add to a window."""
+    amount = num_requests = num_tokens = 0
+    for request in requests:
+        bound = request.reservation.upper_bound
+        amount += request.amount or 0
+        num_requests += 1
+        num_tokens += bound.num_input_tokens + bound.num_output_tokens
+    return {"amount": amount, "requests": num_requests, "tokens": num_tokens}
+
+
+def _passed(budget: Budget, used: dict[str, int]) -> list[str]:
+    """A sentence for each soft limit that is passed."""
+    return [
+        f"{_limit_name(budget, name)} is {_quantity(name, used[name])}, over its soft limit {_quantity(name, soft)}"
+        for name in MEASURES
+        if (soft := budget.limit(name).soft) is not None and used[name] > soft
+    ]
+
+
 def _unpriced(budget: Budget) -> BudgetExceededError:
     problem = f"has no price, and tenant {budget.tenant} has a limit on spend per {budget.window}"
     return BudgetExceededError(refusal("model", problem))
 
 
-class Change(NamedTuple):
-    """What a settlement, a release or a reversal changes in the windows of its reservation."""
-
-    tenant: str
-    key_id: str
-    reserved_at_ns: int
-    spent: int
-    held: int
-    num_requests: int
-    num_tokens: int
-
-
-def change_windows(connection: Connection, changes: Sequence[Change]) -> None:
-    """Apply changes to the windows they fall in; tenants without budgets cost one look."""
-    tenants = sorted({change.tenant for change in changes})
-    limited = {row.tenant for row in connection.execute(_BUDGETS_OF, {"tenants": tenants})}
-    rows = [
-        {
-            "of_tenant": change.tenant,
-            "of_key_id": change.key_id,
-            "of_time_ns": change.reserved_at_ns,
-            "spent": change.spent,
-            "amount": change.held,
-            "requests": change.num_requests,
-            "tokens": change.num_tokens,
-        }
-        for change in sorted(changes)
-        if change.tenant in limited
-    ]
-    if rows:
-        connection.execute(_SETTLE, rows)
-
-
-def _key(budget: Budget, window: Window) -> WindowKey:
-    return WindowKey(budget.tenant, budget.key_id, budget.window, window.start_ns)
-
-
-_LOCK_WINDOWS: Final = (
-    select(_W.tenant, _W.key_id, _W.window, _W.start_ns)
-    .where(
-        _W.tenant.in_(bindparam("tenants", expanding=True)),
-        _W.start_ns <= bindparam("at_ns"),
-        _W.end_ns > bindparam("at_ns"),
-    )
-    .order_by(_W.tenant, _W.key_id, _W.window, _W.start_ns)
-    .with_for_update()
+_FIND_WINDOWS: Final = select(_W.tenant, _W.key_id, _W.window, _W.start_ns).where(
+    _W.tenant.in_(bindparam("tenants", expanding=True)),
+    _W.start_ns <= bindparam("at_ns"),
+    _W.end_ns > bindparam("at_ns"),
 )
-"""In one order, so that batches of several processes cannot deadlock (SQLite has one writer at a time anyway)."""
 
 
-def _open_windows(connection: Connection, windows: Sequence[tuple[Budget, Window]], at_ns: int) -> None:
-    """Make sure the rows of the current windows exist, and lock them."""
+def _open_windows(connection: Connection, windows: Sequence[_Window], at_ns: int) -> None:
+    """Make sure the rows of the current windows exist, and drop those that are long over."""
     if not windows:
         return
-    tenants = sorted({budget.tenant for budget, _ in windows})
-    known = {WindowKey(*row) for row in connection.execute(_LOCK_WINDOWS, {"tenants": tenants, "at_ns": at_ns})}
-    for budget, window in windows:
-        if (key := _key(budget, window)) not in known:
-            row = {**key._asdict(), "end_ns": window.end_ns, **_used(connection, budget, window)}
-            insert_new(connection, budget_windows, row)
+    tenants = sorted({window.budget.tenant for window in windows})
+    known = {WindowKey(*row) for row in connection.execute(_FIND_WINDOWS, {"tenants": tenants, "at_ns": at_ns})}
+    for window in windows:
+        if window.key not in known:
+            used = _used(connection, window.budget, window.now)
+            insert_new(connection, budget_windows, {**window.key._asdict(), "end_ns": window.now.end_ns, **used})
             connection.execute(
                 delete(budget_windows).where(
-                    _W.tenant == budget.tenant,
-                    _W.key_id == budget.key_id,
-                    _W.window == budget.window,
+                    _W.tenant == window.budget.tenant,
+                    _W.key_id == window.budget.key_id,
+                    _W.window == window.budget.window,
                     _W.end_ns < at_ns - _KEEP_WINDOWS_NS,
                     _W.held == 0,
                 )

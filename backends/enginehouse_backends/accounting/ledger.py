@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import delete, select
 
 from enginehouse_backends.accounting import owners
-from enginehouse_backends.accounting.budgets import Budget
+from enginehouse_backends.accounting.budgets import Budget, lock_budgets
 from enginehouse_backends.accounting.database import connect, failures_in_words, reading
 from enginehouse_backends.accounting.group_commit import GroupCommit
 from enginehouse_backends.accounting.price_list import PriceList, add_price_book
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from typing_extensions import Self
 
+    from enginehouse_backends.accounting.budgets import BudgetsByTenant
     from enginehouse_backends.accounting.price_book import PriceBook
     from enginehouse_backends.accounting.records import Admission, UsageRecord
     from enginehouse_contract.usage import TokenUsage
@@ -226,21 +227,56 @@ class Ledger:
             return self._post(connection, batch)
 
     def _post(self, connection: Connection, batch: Sequence[_Operation]) -> list[object]:
-        at_ns = self._clock()
+        """Write a batch kind by kind: what a caller queued last for one request comes last."""
         self._books.refresh(connection)
+        posts = _Posts(connection, self._books, lock_budgets(connection, _tenants(batch)), self.owner, self._clock())
         positions: dict[type, list[int]] = defaultdict(list)
         for position, operation in enumerate(batch):
             positions[type(operation)].append(position)
         outcomes: list[object] = [None] * len(batch)
-        for kind, post in self._POSTS.items():
+        for kind, post in (
+            (Reservation, posts.reserve),
+            (Progress, posts.progress),
+            (Settlement, posts.settle),
+            (Withdrawal, posts.withdraw),
+            (MachineTime, posts.add_machine_times),
+        ):
             if chosen := positions.get(kind):
-                answers = post(self, connection, [batch[position] for position in chosen], at_ns)
+                answers = post([cast("Any", batch[position]) for position in chosen])
                 for position, answer in zip(chosen, answers, strict=True):
                     outcomes[position] = answer
         return outcomes
 
-    def _post_machine_times(self, connection: Connection, times: Sequence[MachineTime], at_ns: int) -> list[None]:
-        day = utc_day(at_ns)
+
+def _tenants(batch: Sequence[_Operation]) -> set[str]:
+    keys = {it.key.tenant for it in batch if isinstance(it, (Settlement, Withdrawal))}
+    return keys | {it.tenant for it in batch if isinstance(it, Reservation)}
+
+
+class _Posts(NamedTuple):
+    """One transaction of the writer thread, and what every kind of operation needs in it."""
+
+    connection: Connection
+    books: PriceList
+    budgets: BudgetsByTenant
+    owner: str
+    at_ns: int
+
+    def reserve(self, batch: Sequence[Reservation]) -> Sequence[object]:
+        return reserve(self.connection, batch, self.books, self.budgets, self.owner, self.at_ns)
+
+    def progress(self, batch: Sequence[Progress]) -> Sequence[object]:
+        progress(self.connection, batch)
+        return [None] * len(batch)
+
+    def settle(self, batch: Sequence[Settlement]) -> Sequence[object]:
+        return settle(self.connection, batch, self.books, self.budgets, self.at_ns)
+
+    def withdraw(self, batch: Sequence[Withdrawal]) -> Sequence[object]:
+        return withdraw(self.connection, batch, self.books, self.budgets, self.at_ns)
+
+    def add_machine_times(self, batch: Sequence[MachineTime]) -> Sequence[object]:
+        day = utc_day(self.at_ns)
         rows = [
             {
                 "day": day,
@@ -249,20 +285,7 @@ class Ledger:
                 "idle_energy_uj": it.idle_energy_uj,
                 "num_estimated": int(it.is_estimated),
             }
-            for it in sorted(times)
+            for it in sorted(batch)
         ]
-        insert_or_add(connection, machine_days, rows)
-        return [None] * len(times)
-
-    def _post_progress(self, connection: Connection, updates: Sequence[Progress], _at_ns: int) -> list[None]:
-        progress(connection, updates)
-        return [None] * len(updates)
-
-    _POSTS: Final[dict[type, Callable[[Ledger, Connection, Sequence[Any], int], Sequence[object]]]] = {
-        Reservation: lambda self, c, batch, at_ns: reserve(c, batch, self._books, self.owner, at_ns),
-        Progress: _post_progress,
-        Settlement: lambda self, c, batch, at_ns: settle(c, batch, self._books, at_ns),
-        Withdrawal: lambda self, c, batch, at_ns: withdraw(c, batch, self._books, at_ns),
-        MachineTime: _post_machine_times,
-    }
-    """In the order they are posted: what a caller queued last for one request comes last."""
+        insert_or_add(self.connection, machine_days, rows)
+        return [None] * len(batch)

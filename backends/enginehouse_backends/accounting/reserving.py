@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import bindparam, func, insert, select, update
 
-from enginehouse_backends.accounting.gate import Gate
+from enginehouse_backends.accounting.gate import Gate, Priced
 from enginehouse_backends.accounting.price_list import no_price_columns, price_columns
 from enginehouse_backends.accounting.records import MAX_BIGINT, Admission, RequestKey, Reservation
 from enginehouse_backends.accounting.rows import (
@@ -22,10 +22,11 @@ from enginehouse_backends.accounting.schema import USAGE_COLUMNS, entries, holds
 from enginehouse_contract.errors import ConfigurationError, EnginehouseError, InvalidRequestError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from sqlalchemy import Connection
 
+    from enginehouse_backends.accounting.budgets import BudgetsByTenant
     from enginehouse_backends.accounting.price_list import PriceList
     from enginehouse_backends.accounting.rows import Row
     from enginehouse_contract.usage import TokenUsage
@@ -35,32 +36,64 @@ _H: Final = holds.c
 
 
 def reserve(
-    connection: Connection, reservations: Sequence[Reservation], books: PriceList, owner: str, at_ns: int
+    connection: Connection,
+    reservations: Sequence[Reservation],
+    books: PriceList,
+    budgets: BudgetsByTenant,
+    owner: str,
+    at_ns: int,
 ) -> list[Admission | EnginehouseError]:
-    """Hold each request's upper bound, at the prices in force now."""
-    keys = [RequestKey(r.tenant, r.request_id, 1 if r.attempt is None else r.attempt) for r in reservations]
-    known = find_entries(connection, "reservation", keys)
-    gate = Gate(connection, reservations, at_ns)
-    new: dict[RequestKey, dict[str, Any]] = {}
-    claims: dict[RequestKey, str] = {}
-    outcomes: list[Admission | EnginehouseError] = []
-    for key, reservation in zip(keys, reservations, strict=True):
-        is_taken = key in known or key in new
+    """Hold each request's upper bound, at the prices in force now; a key that comes twice is taken up again later."""
+    outcomes: dict[int, Admission | EnginehouseError] = {}
+    waiting = list(range(len(reservations)))
+    while waiting:
+        first = {_first_key(reservations[position]): position for position in reversed(waiting)}
+        chosen = sorted(first.values())
+        distinct = [reservations[position] for position in chosen]
+        answers = _reserve_distinct(connection, distinct, books, budgets, owner, at_ns)
+        outcomes.update(zip(chosen, answers, strict=True))
+        waiting = [position for position in waiting if position not in outcomes]
+    return [outcomes[position] for position in range(len(reservations))]
+
+
+def _first_key(reservation: Reservation) -> RequestKey:
+    return RequestKey(reservation.tenant, reservation.request_id, reservation.attempt or 1)
+
+
+def _reserve_distinct(
+    connection: Connection,
+    reservations: Sequence[Reservation],
+    books: PriceList,
+    budgets: BudgetsByTenant,
+    owner: str,
+    at_ns: int,
+) -> list[Admission | EnginehouseError]:
+    known = find_entries(connection, "reservation", map(_first_key, reservations))
+    outcomes: dict[int, Admission | EnginehouseError] = {}
+    candidates: dict[int, tuple[RequestKey, dict[str, Any]]] = {}
+    for position, reservation in enumerate(reservations):
+        key = _first_key(reservation)
         try:
-            if is_taken and reservation.attempt is not None:
-                outcomes.append(_replay_of_reservation(key, reservation, known.get(key) or new[key]))
-                continue
-            if is_taken and (admission := _find_claim(connection, reservation)) is not None:
-                outcomes.append(admission)
-                continue
-            own_key = key if not is_taken else _next_attempt(connection, key, new)
-            priced = _price(reservation, books, at_ns)
-            soft_limits = gate.admit(reservation, priced["amount"])
+            if key in known:
+                replay = _find_replay(connection, reservation, known[key])
+                if replay is not None:
+                    outcomes[position] = replay
+                    continue
+                key = _next_attempt(connection, key)
+            candidates[position] = (key, _price(reservation, books, at_ns))
         except EnginehouseError as error:
-            outcomes.append(error)
+            outcomes[position] = error
+    gate = Gate(connection, budgets, at_ns)
+    answers = gate.admit([Priced(reservations[it], priced["amount"]) for it, (_, priced) in candidates.items()])
+    new = []
+    for (position, (key, priced)), answer in zip(candidates.items(), answers, strict=True):
+        if isinstance(answer, EnginehouseError):
+            outcomes[position] = answer
             continue
-        new[own_key] = {
-            **own_key._asdict(),
+        outcomes[position] = Admission(key, priced["amount"], soft_limits=answer)
+        reservation = reservations[position]
+        row = {
+            **key._asdict(),
             "key_id": reservation.key_id,
             "model": reservation.model,
             "build_id": reservation.build_id,
@@ -68,12 +101,11 @@ def reserve(
             **priced,
             "reserved_at_ns": at_ns,
         }
-        claims[own_key] = reservation.claim
-        outcomes.append(Admission(own_key, priced["amount"], soft_limits=soft_limits))
+        new.append((row, reservation.claim))
     if new:
-        connection.execute(insert(entries), [entry_row(row, kind="reservation", at_ns=at_ns) for row in new.values()])
-        connection.execute(insert(holds), [hold_row(row, owner, claims[key]) for key, row in new.items()])
-    return outcomes
+        connection.execute(insert(entries), [entry_row(row, kind="reservation", at_ns=at_ns) for row, _ in new])
+        connection.execute(insert(holds), [hold_row(row, owner, claim) for row, claim in new])
+    return [outcomes[position] for position in range(len(reservations))]
 
 
 def _price(reservation: Reservation, books: PriceList, at_ns: int) -> dict[str, Any]:
@@ -94,11 +126,15 @@ def _price(reservation: Reservation, books: PriceList, at_ns: int) -> dict[str, 
     return {"amount": amount, **price_columns(book_id, prices)}
 
 
-def _replay_of_reservation(key: RequestKey, reservation: Reservation, row: Row) -> Admission:
+def _find_replay(connection: Connection, reservation: Reservation, known: Row) -> Admission | None:
+    """Answer what was reserved before; None where the same id is another request, and may be its next attempt."""
+    key = _first_key(reservation)
+    if reservation.attempt is None:
+        return _find_claim(connection, reservation)
     given = (reservation.key_id, reservation.model, reservation.build_id, reservation.upper_bound)
-    if given != (row["key_id"], row["model"], row["build_id"], usage_of(row)):
+    if given != (known["key_id"], known["model"], known["build_id"], usage_of(known)):
         raise conflict(key, "was reserved before with other content")
-    return Admission(key, money(row["amount"]), is_replay=True)
+    return Admission(key, money(known["amount"]), is_replay=True)
 
 
 def _find_claim(connection: Connection, reservation: Reservation) -> Admission | None:
@@ -109,15 +145,12 @@ def _find_claim(connection: Connection, reservation: Reservation) -> Admission |
     row = connection.execute(query).first()
     if row is None:
         return None
-    key = RequestKey(reservation.tenant, reservation.request_id, row.attempt)
-    return Admission(key, money(row.amount), is_replay=True)
+    return Admission(_first_key(reservation)._replace(attempt=row.attempt), money(row.amount), is_replay=True)
 
 
-def _next_attempt(connection: Connection, key: RequestKey, new: Collection[RequestKey]) -> RequestKey:
+def _next_attempt(connection: Connection, key: RequestKey) -> RequestKey:
     query = select(func.max(_E.attempt)).where(_E.tenant == key.tenant, _E.request_id == key.request_id)
-    stored = connection.execute(query).scalar() or 0
-    in_batch = max((other.attempt for other in new if other[:2] == key[:2]), default=0)
-    return key._replace(attempt=max(stored, in_batch) + 1)
+    return key._replace(attempt=connection.execute(query).scalar_one() + 1)
 
 
 class Progress(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import insert
 
-from enginehouse_backends.accounting.gate import Change, change_windows
+from enginehouse_backends.accounting.charges import Charge, charge_windows
 from enginehouse_backends.accounting.records import MAX_BIGINT, ComputeShare, RequestKey, Settlement, UsageRecord
 from enginehouse_backends.accounting.rows import (
     conflict,
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, RowMapping
 
+    from enginehouse_backends.accounting.budgets import BudgetsByTenant
     from enginehouse_backends.accounting.price_list import PriceList
 
 
 def settle(
-    connection: Connection, settlements: Sequence[Settlement], books: PriceList, at_ns: int
+    connection: Connection, settlements: Sequence[Settlement], books: PriceList, budgets: BudgetsByTenant, at_ns: int
 ) -> list[UsageRecord | EnginehouseError]:
     """End each hold with what was used."""
     open_holds = find_holds(connection, [settlement.key for settlement in settlements])
@@ -66,7 +67,7 @@ def settle(
     if new:
         end_holds(connection, new)
         connection.execute(insert(entries), [settlement_row(record) for record in new.values()])
-        change_windows(connection, [_change(open_holds[key], record) for key, record in new.items()])
+        charge_windows(connection, [_charge(open_holds[key], record) for key, record in new.items()], budgets)
         add_to_days(connection, new.values(), at_ns)
     return outcomes
 
@@ -97,9 +98,9 @@ def _settled(hold: RowMapping, settlement: Settlement, books: PriceList, at_ns: 
     )
 
 
-def _change(hold: RowMapping, record: UsageRecord) -> Change:
+def _charge(hold: RowMapping, record: UsageRecord) -> Charge:
     num_tokens = record.usage.num_input_tokens + record.usage.num_output_tokens
-    return Change(
+    return Charge(
         record.key.tenant,
         record.key_id,
         record.reserved_at_ns,

@@ -148,7 +148,7 @@ def records(database: Engine, *, tenant: str | None = None, since_ns: int = 0, l
         query = query.where(entries.c.tenant == tenant)
     with reading(database) as connection:
         books = PriceList.load(connection)
-        rows = connection.execute(query.order_by(order.desc()).limit(limit)).mappings()
+        rows = connection.execute(query.order_by(order.desc(), entries.c.entry_id.desc()).limit(limit)).mappings()
         return [record_of(row, books) for row in rows]
 
 
