@@ -1,4 +1,4 @@
-"""Architectures beyond the hand-built graph, converted through optimum-intel (the extra `export`, which brings torch)."""
+"""Architectures beyond the hand-built graph, converted by optimum-intel (the extra `export`, which brings torch)."""
 
 from __future__ import annotations
 
