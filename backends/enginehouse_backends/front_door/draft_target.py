@@ -25,7 +25,7 @@ from enginehouse_backends.front_door.engine_client import EngineDelta, prompt_in
 from enginehouse_backends.speculation.ngram import NgramProposer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -127,8 +127,12 @@ def generate_with_drafts(
     end_id: int | None,
     request_id: str,
     parameters: Mapping[str, Any],
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Iterator[EngineDelta]:
-    """Yield one delta per round, the last with metrics summed over all rounds. One sequence."""
+    """Yield one delta per round, the last with metrics summed over all rounds. One sequence.
+
+    *is_wanted* is asked between rounds, when no engine call is in flight that could be stopped.
+    """
     length = int(inputs["input_lengths"].reshape(-1)[0])
     context: list[int] = inputs["input_ids"].reshape(-1)[:length].tolist()
     min_tokens = _scalar(inputs, "min_tokens", _scalar(inputs, "min_length", 0))
@@ -157,7 +161,12 @@ def generate_with_drafts(
         context.extend(token_ids)
         num_tokens += len(token_ids)
         cum_log_prob += delta.cum_log_prob or 0.0
-        is_last = not token_ids or num_tokens >= max_tokens or (token_ids[-1] == end_id and num_tokens >= min_tokens)
+        is_last = (
+            not token_ids
+            or not is_wanted()
+            or num_tokens >= max_tokens
+            or (token_ids[-1] == end_id and num_tokens >= min_tokens)
+        )
         yield EngineDelta(
             sequence_index=0,
             token_ids=token_ids,

@@ -15,7 +15,8 @@ import numpy as np
 
 from enginehouse_backends.admission.fair_queue import QueueLimits
 from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
-from enginehouse_backends.front_door.engine_client import generate, prompt_inputs
+from enginehouse_backends.front_door.engine_client import prompt_inputs
+from enginehouse_backends.front_door.generation_mode import open_deltas
 from enginehouse_backends.front_door.request import client_wording, parse_front_request
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
@@ -23,7 +24,6 @@ from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_backends.tokenization.word_lists import encode_word_list, tokenize_words
 from enginehouse_backends.triton import fence
 from enginehouse_backends.triton.child_call import call_model
-from enginehouse_backends.triton.engine_request import PRIORITY_PARAMETER
 from enginehouse_backends.triton.model_parameters import ModelParameters
 from enginehouse_backends.triton.preprocessing import Preprocessor, read_engine_limits
 from enginehouse_contract.errors import ConfigurationError, EnginehouseError, refusal
@@ -112,16 +112,10 @@ class TritonPythonModel:
     def _run_row(self, door: FrontDoor, job: Job) -> None:
         release = self._releases.get(job.route)
         end_id = release.tokenizer.eos_id if job.row.end_id is None else job.row.end_id
-        deltas = generate(
-            door.call_engine,
-            job.route.engine_model,
-            release.engine_inputs(job.row, job.prompt_token_ids, end_id),
-            request_id=job.engine_request_id,
-            parameters={PRIORITY_PARAMETER: job.row.priority},
-        )
+        inputs = release.engine_inputs(job.row, job.prompt_token_ids, end_id)
         runner = RowRunner(job, release.tokenizer.vocabulary, self._options, end_id)
         try:
-            runner.run(door, deltas)
+            runner.run(door, open_deltas(door.call_engine, job, inputs, end_id))
         except EnginehouseError as error:
             raise _in_client_words(error) from error
 
