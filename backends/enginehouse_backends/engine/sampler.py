@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from enginehouse_backends.engine.candidates import Candidates, candidates_of_row, candidates_of_top
+from enginehouse_backends.engine.candidates import Candidates, candidates_of_top, k_largest, likely_then_all
 from enginehouse_backends.engine.logits_processor import LogitsProcessor
 from enginehouse_backends.engine.words import BadWords, WordMatching
 from enginehouse_contract.errors import EngineFailureError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from enginehouse_backends.engine.step import StepLogits
     from enginehouse_backends.tokenization.vocabulary import Vocabulary
 
-_SORTED_AT_ONCE: Final = 4096  # tokens of a whole row sorted before sorting all of them
 _UNIFORM_BITS: Final = 53  # of a double's mantissa, so that a uniform number stays below 1
 
 
@@ -131,11 +130,9 @@ class SequenceSampler:
         if values.max() == -math.inf:
             yield Candidates(np.array([self._end_of_the_road()]), np.ones(1), 1)
         elif top_k:
-            candidates = candidates_of_row(values, temperature, top_k)
-            yield candidates._replace(min_rest=0.0, max_rest=0.0)
+            yield k_largest(values, temperature, top_k)
         else:
-            yield candidates_of_row(values, temperature, _SORTED_AT_ONCE)
-            yield candidates_of_row(values, temperature, len(values))
+            yield from likely_then_all(values, temperature)
 
     def _end_of_the_road(self) -> int:
         if self._end_id is not None and self._processor.may_end:

@@ -64,6 +64,7 @@ class FrontRow:
     is_streaming: bool
     exclude_input: bool
     wants_log_probs: bool
+    wants_perf_metrics: bool
     stop_words: tuple[str, ...]
     min_tokens: int
     include_stop: bool
@@ -144,6 +145,7 @@ def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, t
         is_streaming=row.flag("stream"),
         exclude_input=row.flag("exclude_input_in_output"),
         wants_log_probs=row.flag("return_log_probs"),
+        wants_perf_metrics=row.flag("return_perf_metrics"),
         stop_words=stop_words,
         min_tokens=int(row.renamed("min_length")[1] or 0),
         include_stop=row.flag("include_stop"),

@@ -119,7 +119,7 @@ class RowRunner:
         num_input_tokens = len(self._job.prompt_token_ids)
         outputs = {
             **self._outputs(sequence),
-            **metrics,
+            **(metrics if self._job.row.wants_perf_metrics else {}),
             "finish_reason": _strings(end.finish_reason or "stop"),
             "stop_reason": _strings(end.stop_reason or ""),
             "num_input_tokens": np.array([[num_input_tokens]], np.int32),

@@ -98,6 +98,11 @@ class EngineMetrics:
             _TOKEN_BUCKETS,
             response_metric_type="total_output_tokens",
         )
+        if stats.num_draft_tokens:
+            accepted = stats.num_accepted_draft_tokens
+            for outcome, count in (("accepted", accepted), ("rejected", stats.num_draft_tokens - accepted)):
+                description = "Draft tokens verified by the engine"
+                self._registry.increment("nv_llm_draft_tokens_total", description, count, outcome=outcome)
         if stats.first_token_time_ns:
             first_token_ms = (stats.first_token_time_ns - stats.arrival_time_ns) / _NS_PER_MS
             observe("nv_llm_time_to_first_token_ms", "Arrival to first token", first_token_ms, _FIRST_TOKEN_BUCKETS_MS)

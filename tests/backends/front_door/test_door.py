@@ -154,6 +154,17 @@ def test_log_probs_follow_the_tokens(open_door: Callable[..., FrontDoor]) -> Non
     assert sum(response["output_log_probs"].size for response in sink.responses) == 4
 
 
+def test_perf_metrics_come_only_when_asked_for(open_door: Callable[..., FrontDoor]) -> None:
+    """The engine's metrics are handed on with the last response of a request that wants them."""
+    door = open_door(FakeEngine([[*tokens_of("x"), END_ID]]))
+    plain, asked = ask(door), ask(door, return_perf_metrics=True)
+
+    assert plain.ended.wait(5)
+    assert asked.ended.wait(5)
+    assert "kv_cache_reused_blocks" not in plain.responses[-1]
+    assert asked.responses[-1]["kv_cache_reused_blocks"].tolist() == [[1]]
+
+
 def test_a_client_that_leaves_stops_the_engine(open_door: Callable[..., FrontDoor]) -> None:
     """A cancelled request's engine call is stopped and its place is given to the next."""
     engine = FakeEngine([tokens_of("never ending")], num_free=3)
