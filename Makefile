@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ENGINEHOUSE_HOME ?= $(CURDIR)/.enginehouse
 
-.PHONY: help venv demo test test-fast lint format docs bench-engine clean
+.PHONY: help venv demo test test-fast lint format docs bench-engine bench-accounting faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,6 +40,20 @@ lint: venv ## ruff and mypy
 format: venv ## format the code
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
+
+bench-accounting: venv ## the ledger alone: settled requests per second, and the slowest view over a million records
+	@$(BIN)/python tests/benchmarks/bench_accounting.py
+
+faults: venv ## kill metering processes at random, at length, and audit the books
+	@$(BIN)/python -m tests.support.ledger_faults --rounds 60
+
+docs: venv ## regenerate the model repository's configs and docs/contract.md
+	@$(BIN)/python -m enginehouse_contract.render .
+	@$(BIN)/ruff format --quiet model_repository
+
+bench-engine: venv ## our engine beside OpenVINO GenAI (and llama.cpp where installed); one JSON object last
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@$(BIN)/python tests/benchmarks/bench_engine.py
 
 clean: ## delete the virtual environment and all state of this checkout
 	@rm -rf $(VENV) .enginehouse
