@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse_backends.engine.candidates import candidates_of_row, candidates_of_top
+from enginehouse_backends.engine.candidates import candidates_of_top, k_largest, likely_then_all
 from enginehouse_backends.engine.logits_processor import LogitsProcessor
 from enginehouse_backends.engine.request import GenerationRequest, RequestId, SamplingParams
 from enginehouse_backends.engine.sampler import SequenceSampler
@@ -184,12 +184,17 @@ def test_the_weight_left_out_lies_within_its_bounds(seed: int, temperature: floa
         processor.apply_to_row(values)
         weights = np.exp((values - values.max()) / temperature)
         top = candidates_of_top(logits, 0, processor, temperature, VOCAB_SIZE)
-        part = candidates_of_row(values, temperature, 24)
+        likely, everything = likely_then_all(values, temperature)
 
         assert top is not None
         assert top.min_rest <= np.delete(weights, top.token_ids).sum() <= top.max_rest
-        assert top.token_ids[: top.num_certain].tolist() == part.token_ids[: top.num_certain].tolist()
-        assert part.min_rest <= np.delete(weights, part.token_ids).sum() <= part.max_rest
+        assert likely.min_rest <= np.delete(weights, likely.token_ids).sum() <= likely.max_rest
+        order = np.lexsort((np.arange(VOCAB_SIZE), -values)).tolist()
+        assert everything.token_ids.tolist() == order
+        assert likely.token_ids.tolist() == order[: len(likely.token_ids)]
+        assert top.token_ids[: top.num_certain].tolist() == order[: top.num_certain]
+        for top_k in (1, 7, VOCAB_SIZE, 2 * VOCAB_SIZE):
+            assert k_largest(values, temperature, top_k).token_ids.tolist() == order[:top_k]
 
 
 def test_common_settings_seldom_read_a_whole_row() -> None:
