@@ -87,7 +87,7 @@ def print_stream(client: Client, request: dict[str, Any]) -> str:
         stderr.print("\ncancelled", markup=False)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        chunks.close()  # type: ignore[attr-defined] # a generator: closing it cancels the request
+        chunks.close()
     sys.stdout.write("\n")
     return "".join(text)
 

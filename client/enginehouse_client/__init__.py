@@ -7,16 +7,22 @@
 """
 
 from enginehouse_client._client import AsyncClient, Client
-from enginehouse_client._request import FRONT_DOOR, GenerationOptions
-from enginehouse_client._results import GeneratedSequence, GenerationChunk, GenerationResult, Usage
+from enginehouse_client._request import FRONT_DOOR, GenerationOptions, Message
+from enginehouse_client._results import GeneratedSequence, GenerationChunk, GenerationResult, ModelState, Usage
+from enginehouse_client._transport import AsyncTransport, Deadline, Transport
 
 __all__ = [
     "FRONT_DOOR",
     "AsyncClient",
+    "AsyncTransport",
     "Client",
+    "Deadline",
     "GeneratedSequence",
     "GenerationChunk",
     "GenerationOptions",
     "GenerationResult",
+    "Message",
+    "ModelState",
+    "Transport",
     "Usage",
 ]

@@ -32,8 +32,26 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelState:
+    """One version of one model on the server."""
+
+    name: str
+    version: str
+    state: str  # Triton's: READY, LOADING, UNLOADING, UNAVAILABLE; empty for a model that was never loaded
+    reason: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers requests."""
+        return self.state == "READY"
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationChunk:
-    """A piece of one sequence. The last piece of a sequence has its finish reason and usage (front door)."""
+    """A piece of one sequence. The last piece of a sequence has its finish reason and usage (front door).
+
+    ``usage.num_output_tokens`` of the pieces add up to the sequence's (the front door tells all on the last piece).
+    """
 
     text: str
     sequence_index: int = 0
@@ -49,7 +67,7 @@ class GenerationChunk:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSequence:
-    """One whole sequence."""
+    """One whole sequence; ``log_probs`` one for each token (nats), where they were asked for."""
 
     text: str
     finish_reason: str | None
@@ -127,6 +145,17 @@ def _join_sequence(chunks: list[GenerationChunk]) -> GeneratedSequence:
         stop_reason=last.stop_reason,
         log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
         cum_log_prob=last.cum_log_prob,
-        usage=last.usage,
+        usage=Usage(
+            _last_known(chunk.usage.num_input_tokens for chunk in chunks),
+            _last_known(chunk.usage.num_cached_input_tokens for chunk in chunks),
+            sum(counts)
+            if (counts := [c for chunk in chunks if (c := chunk.usage.num_output_tokens) is not None])
+            else None,
+        ),
         metrics=last.metrics,
     )
+
+
+def _last_known(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None

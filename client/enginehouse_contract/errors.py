@@ -13,6 +13,7 @@ request and carries the Triton error code it becomes on the wire; an assertion m
     ├── OverloadedError              UNAVAILABLE      try again later
     │   └── BudgetExceededError      UNAVAILABLE      a tenant's budget or quota is used up until it resets
     ├── EngineUnavailableError       UNAVAILABLE      the engine (or the server) is not there
+    │   └── ServerUnreachableError   UNAVAILABLE      no connection could be made; nothing was sent
     ├── EngineFailureError           INTERNAL         the engine failed while computing
     ├── ConfigurationError           INVALID_ARG      a setting or a model parameter is wrong
     ├── LedgerUnavailableError       UNAVAILABLE      the ledger cannot be written or read now
@@ -83,6 +84,10 @@ class EngineUnavailableError(EnginehouseError):
     """The engine or the server that should answer is not there."""
 
     code: ClassVar[ErrorCode] = "UNAVAILABLE"
+
+
+class ServerUnreachableError(EngineUnavailableError):
+    """No connection to the server could be made: nothing was sent, so trying again is safe."""
 
 
 class EngineFailureError(EnginehouseError):
