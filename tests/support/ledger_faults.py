@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func
+from sqlalchemy import select as select_rows
 
 from enginehouse_backends.accounting.budgets import Budget, Limit
 from enginehouse_backends.accounting.ledger import Ledger
@@ -41,6 +43,7 @@ prices:
 """
 REASONS = ("stop", "length", "cancelled", "timeout", "error")
 _NUM_THREADS = 8
+_MAX_START_S = 60.0
 
 
 def num_output_tokens(request_id: str) -> int:
@@ -114,7 +117,10 @@ def run_and_kill(url: str, num_rounds: int, rng: random.Random) -> Told:
     told = Told()
     for number in range(num_rounds):
         writers = [_start(url, f"{number}-{twin}") for twin in range(1 + number % 2)]
-        time.sleep(0.7 + rng.random())
+        for writer in writers:
+            assert writer.stdout is not None, "it was asked for"
+            select.select([writer.stdout], [], [], _MAX_START_S)  # until it has opened its first request
+        time.sleep(rng.random())
         for writer in writers:
             writer.send_signal(signal.SIGKILL)
         for writer in writers:
@@ -141,8 +147,10 @@ def audit(ledger: Ledger, told: Told) -> dict[str, int]:
         wrong += not least <= count <= most
         wrong += record.amount != record.usage.num_input_tokens * 10**6 + count * 4 * 10**6
     with ledger.database.connect() as connection:
-        num_reservations = connection.execute(select(func.count()).where(entries.c.kind == "reservation")).scalar_one()
-        num_open = connection.execute(select(func.count()).select_from(holds)).scalar_one()
+        num_reservations = connection.execute(
+            select_rows(func.count()).where(entries.c.kind == "reservation")
+        ).scalar_one()
+        num_open = connection.execute(select_rows(func.count()).select_from(holds)).scalar_one()
     lines = usage(ledger.database, ())
     summed = sum((line.usage for line in lines), start=TokenUsage())
     wrong += summed != sum((record.usage for record in found), start=TokenUsage())

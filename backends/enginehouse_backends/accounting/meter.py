@@ -104,7 +104,7 @@ class NoMeter:
     def progress(self, usage: TokenUsage) -> None:
         """Ignore."""
 
-    def settle(self, *_: object) -> None:
+    def settle(self, *_: object, **__: object) -> None:
         """Ignore."""
 
     def release(self, reason: str) -> None:

@@ -47,7 +47,7 @@ def test_killed_writers_lose_nothing_and_double_nothing(ledger_url: str) -> None
     result = run_faults(ledger_url, num_rounds=4, seed=5)
 
     assert result == {**CLEAN, "requests": result["requests"]}
-    assert result["requests"] > 50
+    assert result["requests"] >= 6  # each writer had opened one
 
 
 @pytest.mark.slow

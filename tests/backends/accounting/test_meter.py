@@ -163,7 +163,7 @@ def test_without_accounting_nothing_is_written_or_refused() -> None:
     with meter.open(tenant="a\nb", request_id="", model="", build_id="", upper_bound=USED) as request:
         request.progress(USED)
         request.release("never")
-        assert request.settle(USED, "stop") is None
+        assert request.settle(USED, "stop", times=RequestTimes(), share=None) is None
         assert request.soft_limits == ()
     meter.close()
     assert meter.counts() == {}
