@@ -1,6 +1,6 @@
 """Our engine beside OpenVINO GenAI's continuous batching and llama.cpp, in one run, alternating, medians.
 
-    python tests/benchmarks/bench_engine.py BUILD [--gguf MODEL.gguf]
+    python tests/benchmarks/bench_engine.py [--model MODEL.gguf] [--weight-precision int8]
 
 All compute with OpenVINO's default arithmetic for the host (our ``performance`` mode), the same build, KV precision,
 prompts (random token ids) and token counts; sampling is greedy. The rates of our ``accuracy`` mode, in which a
@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from engine_systems import Enginehouse, LlamaCpp, OpenVinoGenAI, has_llama_cpp, load_enginehouse
 
-from enginehouse_contract.manifest import read_manifest
+from enginehouse_builders.cpu.build import BuildOptions, build_engine
+from enginehouse_builders.demo_model import fetch_demo_model
+from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
     from engine_systems import Prompts, System
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from enginehouse_backends.engine.step import StepLogits, StepPlan
 
 BATCH_SIZES = (1, 8, 32)
-NUM_PROMPT_TOKENS = 64
+LLAMA_CPP = "llama.cpp"  # slow beside the others, so it runs at the largest batch size only
+NUM_PROMPT_TOKENS = 32
 NUM_NEW_TOKENS = 25
-NUM_ROUNDS = 5
+NUM_ROUNDS = 4
 NUM_WASTE_REQUESTS = 24
 MAX_WASTE_PROMPT_TOKENS = 1400
 MAX_WASTE_NEW_TOKENS = 100
@@ -44,25 +47,27 @@ Rates = dict[str, dict[str, list[float]]]  # measure -> system -> tokens per sec
 def main() -> None:
     """Run everything and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("build", type=Path, help="build folder")
-    parser.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp")
-    parser.add_argument("--kv-precision", help="of the KV cache (default: as the build's manifest says)")
+    parser.add_argument("--model", type=Path, help="GGUF file (default: the demo's model)")
+    parser.add_argument("--weight-precision", default="as_in_file", help="of the build (default: as_in_file)")
     options = parser.parse_args()
-    kv_precision = options.kv_precision or read_manifest(options.build).kv_precision
-    ours = load_enginehouse(options.build, kv_precision, "performance")
+    settings = load_settings()
+    model = options.model or fetch_demo_model(settings.cache_dir)
+    build = build_engine(BuildOptions(model=model, weight_precision=options.weight_precision), settings.store_dir)
+    build_dir, kv_precision = build.build_dir, build.manifest.kv_precision
+    ours = load_enginehouse(build_dir, kv_precision, "performance")
     systems: dict[str, System] = {
         "enginehouse": ours,
-        "openvino-genai": OpenVinoGenAI(options.build, kv_precision),
-        "enginehouse, accuracy mode": load_enginehouse(options.build, kv_precision, "accuracy"),
+        "openvino-genai": OpenVinoGenAI(build_dir, kv_precision),
+        "enginehouse, accuracy mode": load_enginehouse(build_dir, kv_precision, "accuracy"),
     }
-    if options.gguf is not None and has_llama_cpp():
-        systems["llama.cpp"] = LlamaCpp(options.gguf, os.cpu_count() or 1)
+    if has_llama_cpp():
+        systems[LLAMA_CPP] = LlamaCpp(model, os.cpu_count() or 1)
     rates = measure_rates(systems)
     result: dict[str, float | None] = {
         f"decode_ratio_{size}": ratio(rates[f"decode at {size}"], "openvino-genai") for size in BATCH_SIZES
     }
     result["prefill_ratio"] = ratio(rates["prefill"], "openvino-genai")
-    result["llama_cpp_ratio_32"] = ratio(rates["decode at 32"], "llama.cpp") if "llama.cpp" in systems else None
+    result["llama_cpp_ratio_32"] = ratio(rates["decode at 32"], LLAMA_CPP) if LLAMA_CPP in systems else None
     result["kv_waste"] = round(measure_kv_waste(ours), 4)
     result["triton_ratio_32"] = None
     say(json.dumps(result))
@@ -73,9 +78,10 @@ def measure_rates(systems: dict[str, System]) -> Rates:
     rates: Rates = {}
     random = np.random.default_rng(0)
     for size in BATCH_SIZES:
+        in_turn = {name: system for name, system in systems.items() if name != LLAMA_CPP or size == max(BATCH_SIZES)}
         for round_index in range(NUM_ROUNDS + 1):
             prompts = random.integers(10, 40_000, (size, NUM_PROMPT_TOKENS)).tolist()
-            for name, system in rotated(systems, round_index):
+            for name, system in rotated(in_turn, round_index):
                 times = system.generate(prompts, NUM_NEW_TOKENS)
                 if round_index == 0:
                     continue  # a system's first batch of a size also plans its memory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +17,12 @@ from enginehouse_contract.manifest import MODEL_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
 NUM_BLOCKS = 512
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="session")
-def smollm2_build() -> Path:
-    """The SmolLM2 build."""
-    return Path(os.environ["SMOLLM2_BUILD"])
 
 
 @pytest.fixture(scope="module")
