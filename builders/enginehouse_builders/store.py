@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from enginehouse_contract.errors import BuildError, BuildIntegrityError, ConfigurationError
-from enginehouse_contract.manifest import MANIFEST_FILE, Manifest, read_manifest
+from enginehouse_contract.manifest import MANIFEST_FILE, Manifest, read_manifest, verify_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NUM_ID_CHARS: Final = 16
 _SCRATCH_PREFIX: Final = ".building-"
+_LOCK_FILE: Final = ".lock"
+_NUM_SHOWN: Final = 8  # builds in a message
+_NUM_SHOWN_CHARS: Final = len("sha256:") + 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +60,25 @@ def newest_build(store_dir: Path) -> StoredBuild:
 def find_build(store_dir: Path, reference: str) -> StoredBuild:
     """Return the build that *reference* names: a folder, a build id or the start of one, or a model name.
 
-    Raises :class:`ConfigurationError` when none or several match, with what there is; a name means its newest build.
+    A name means its newest build. Raises :class:`ConfigurationError` when none or several match, with what there is,
+    and :class:`BuildIntegrityError` for a folder that is no build.
     """
     path = Path(reference)
-    if (path / MANIFEST_FILE).is_file():
+    if reference and path.is_dir():
         return StoredBuild(path.absolute(), read_manifest(path))
     builds = list_builds(store_dir)
-    wanted = reference if reference.startswith("sha256:") else f"sha256:{reference}"
-    matches = [build for build in builds if build.manifest.build_id.startswith(wanted)]
-    if len(matches) > 1:
-        ids = ", ".join(build.manifest.build_id[:19] for build in matches)
-        raise ConfigurationError(f"`{reference}` could be any of {ids}; give more of the id.")
+    start = "sha256:" + reference.removeprefix("sha256").lstrip(":-")
+    matches = [build for build in builds if build.manifest.build_id.startswith(start)]
     named = [build for build in builds if build.manifest.model_name == reference]
-    if not matches and not named:
-        known = ", ".join(f"{build.manifest.model_name} ({build.manifest.build_id[:19]})" for build in builds[:8])
-        raise ConfigurationError(f"no build is called `{reference}`; in {store_dir}: {known or 'none yet'}.")
-    return (matches or named)[0]
+    if named or len(matches) == 1:
+        return (named or matches)[0]
+    if matches:
+        ids = ", ".join(build.manifest.build_id[:_NUM_SHOWN_CHARS] for build in matches[:_NUM_SHOWN])
+        raise ConfigurationError(f"`{reference}` could be any of {ids}; give more of the id.")
+    known = ", ".join(
+        f"{build.manifest.model_name} ({build.manifest.build_id[:_NUM_SHOWN_CHARS]})" for build in builds[:_NUM_SHOWN]
+    )
+    raise ConfigurationError(f"no build is called `{reference}`; in {store_dir}: {known or 'none yet'}.")
 
 
 @contextmanager
@@ -80,38 +87,66 @@ def publishing(store_dir: Path, build_id: str) -> Iterator[Path]:
 
     Of two builders of one build the first to finish wins; the other's work is dropped, since the bytes are the same. A
     builder that is killed leaves a scratch folder that no command sees; the next build on that store removes it.
+
+    Raises :class:`BuildError` when the folder cannot be written.
     """
+    try:
+        with _scratch_folder(store_dir) as scratch:
+            yield scratch
+            scratch.chmod(0o755)
+            _publish(scratch, folder_of(store_dir, build_id))
+    except OSError as error:
+        msg = f"the build cannot be written to {store_dir} ({error.strerror or error})"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise BuildError(f"{msg}; free some space and build again.") from error
+        raise BuildError(f"{msg}.") from error
+
+
+def is_sound(build_dir: Path) -> bool:
+    """Return whether a folder holds a finished build whose files have the sizes that its manifest says."""
+    try:
+        verify_build(build_dir, digests=False)
+    except BuildIntegrityError:
+        return False
+    return True
+
+
+@contextmanager
+def _scratch_folder(store_dir: Path) -> Iterator[Path]:
+    """A new folder, locked while in use: the lock is gone when its process is, however that ended."""
     store_dir.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(store_dir)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-", dir=store_dir))
+    with (store_dir / _LOCK_FILE).open("w") as store_lock:
+        fcntl.flock(store_lock, fcntl.LOCK_EX)
+        for folder in store_dir.glob(f"{_SCRATCH_PREFIX}*"):
+            _remove_if_abandoned(folder)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=store_dir))
+        descriptor = os.open(scratch, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield scratch
-        scratch.chmod(0o755)
-        with contextlib.suppress(FileExistsError):
-            _rename(scratch, folder_of(store_dir, build_id))
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            free = shutil.disk_usage(store_dir).free
-            raise BuildError(
-                f"no space left in {store_dir} ({free >> 20} MiB free); free some and build again."
-            ) from error
-        raise BuildError(f"the build cannot be written to {store_dir} ({error}).") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        os.close(descriptor)
 
 
-def _rename(scratch: Path, folder: Path) -> None:
+def _remove_if_abandoned(scratch: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # its owner may be removing it
+        descriptor = os.open(scratch, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(scratch, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    if folder.exists() and not is_sound(folder):
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder.parent) as aside:
+            folder.rename(Path(aside, folder.name))
     try:
         scratch.rename(folder)
     except OSError as error:
-        if error.errno in {errno.EEXIST, errno.ENOTEMPTY}:
-            raise FileExistsError from error
-        raise
-
-
-def _remove_abandoned(store_dir: Path) -> None:
-    """Remove scratch folders whose builder is gone."""
-    for scratch in store_dir.glob(f"{_SCRATCH_PREFIX}*"):
-        owner = scratch.name.removeprefix(_SCRATCH_PREFIX).split("-")[0]
-        if owner.isdigit() and not Path("/proc", owner).exists():
-            shutil.rmtree(scratch, ignore_errors=True)
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+            raise

@@ -8,14 +8,16 @@ OpenVINO GenAI reads the same file. Sources: Touvron et al. 2023 (Llama 2), Su e
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import openvino as ov
 from openvino import opset16 as ops
 from openvino.op import util as op_util
 
-from enginehouse_builders.cpu.weights import WeightPrecision, encode, encode_quantized
+from enginehouse_builders.cpu.source import QuantizedMatrix
+from enginehouse_builders.cpu.weights import encode_float, encode_int4, encode_int8, encode_quantized
+from enginehouse_contract.errors import ModelSourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +26,23 @@ if TYPE_CHECKING:
 
     from enginehouse_builders.cpu.architecture import Architecture
     from enginehouse_builders.cpu.source import ModelSource
+    from enginehouse_builders.cpu.weights import WeightPrecision
+
+_EMBEDDING: Final = "model.embed_tokens.weight"
+_HEAD: Final = "lm_head.weight"
 
 
 def build_decoder(
     source: ModelSource, precision: WeightPrecision, progress: Callable[[float], None] | None = None
 ) -> ov.Model:
-    """Return the decoder of *source* with weights stored in *precision*; *progress* gets the share of layers done."""
+    """Return the decoder of *source* with weights stored in *precision*; *progress* gets the share of layers done.
+
+    With ``int4``, embedding and head are int8: they lose most by 4 bits.
+
+    Raises:
+        ModelSourceError: A weight is missing, has another shape than the architecture says, cannot be kept as in the
+            file, or is one that this graph has no use for.
+    """
     return _DecoderBuilder(source, precision).build(progress)
 
 
@@ -40,6 +53,8 @@ class _DecoderBuilder:
         self._precision = precision
         self._sinks: list[Any] = []
         self._variables: list[Any] = []
+        self._weight_names = source.weight_names()
+        self._unused_weight_names = set(self._weight_names)
 
     def build(self, progress: Callable[[float], None] | None) -> ov.Model:
         arch = self._arch
@@ -50,14 +65,15 @@ class _DecoderBuilder:
         self._batch = ops.gather(ops.shape_of(self._input_ids), _ints([0]), _ints(0))
         self._cos, self._sin = self._rope(position_ids)
         self._mask = _causal_mask(attention_mask, position_ids)
-        embedding = self._matrix("model.embed_tokens.weight")
+        embedding = self._matrix(_EMBEDDING, arch.vocab_size, arch.hidden_size)
         hidden = ops.gather(embedding, self._input_ids, _ints(0))
         for layer in range(arch.num_layers):
             hidden = self._layer(layer, hidden)
             if progress is not None:
                 progress((layer + 1) / arch.num_layers)
-        hidden = self._norm(hidden, "model.norm.weight")
-        head = embedding if arch.is_tied else self._matrix("lm_head.weight")
+        hidden = self._norm(hidden, "model.norm.weight", arch.hidden_size)
+        head = embedding if arch.is_tied else self._matrix(_HEAD, arch.vocab_size, arch.hidden_size)
+        self._check_all_used()
         logits = ops.result(ops.matmul(hidden, head, transpose_a=False, transpose_b=True))
         logits.output(0).get_tensor().set_names({"logits"})
         parameters = [self._input_ids, attention_mask, position_ids, self._beam_idx]
@@ -67,46 +83,77 @@ class _DecoderBuilder:
 
     def _layer(self, index: int, hidden: ov.Node) -> ov.Node:
         arch, prefix = self._arch, f"model.layers.{index}"
-        normed = self._norm(hidden, f"{prefix}.input_layernorm.weight")
-        query = self._heads(self._linear(normed, f"{prefix}.self_attn.q_proj"), arch.num_heads)
-        key = self._heads(self._linear(normed, f"{prefix}.self_attn.k_proj"), arch.num_kv_heads)
-        value = self._heads(self._linear(normed, f"{prefix}.self_attn.v_proj"), arch.num_kv_heads)
+        query_size, kv_size = arch.num_heads * arch.head_size, arch.num_kv_heads * arch.head_size
+        normed = self._norm(hidden, f"{prefix}.input_layernorm.weight", arch.hidden_size)
+        query, key, value = (
+            self._linear(
+                normed, f"{prefix}.self_attn.{name}_proj", size, arch.hidden_size, needs_bias=arch.has_qkv_bias
+            )
+            for name, size in (("q", query_size), ("k", kv_size), ("v", kv_size))
+        )
+        query, key, value = self._heads(query), self._heads(key), self._heads(value)
         if arch.has_qk_norm:
-            query = self._norm(query, f"{prefix}.self_attn.q_norm.weight")
-            key = self._norm(key, f"{prefix}.self_attn.k_norm.weight")
+            query = self._norm(query, f"{prefix}.self_attn.q_norm.weight", arch.head_size)
+            key = self._norm(key, f"{prefix}.self_attn.k_norm.weight", arch.head_size)
         query, key = self._rotate(query), self._rotate(key)
         key = self._with_past(key, f"past_key_values.{index}.keypresent.{index}.key")
-        value = self._with_past(value, f"past_key_values.{index}.valuepresent.{index}.key")
+        value = self._with_past(value, f"past_key_values.{index}.valuepresent.{index}.value")
         scale = ops.constant(np.array(1.0 / math.sqrt(arch.head_size), np.float32))
         attended = ops.scaled_dot_product_attention(
             query, self._repeated(key), self._repeated(value), self._mask, scale, causal=False
         )
-        merged = ops.reshape(
-            ops.transpose(attended, _ints([0, 2, 1, 3])),
-            _ints([0, 0, arch.num_heads * arch.head_size]),
-            special_zero=True,
-        )
-        hidden = ops.add(hidden, self._linear(merged, f"{prefix}.self_attn.o_proj"))
-        normed = self._norm(hidden, f"{prefix}.post_attention_layernorm.weight")
-        gate = ops.swish(self._linear(normed, f"{prefix}.mlp.gate_proj"))
-        up = self._linear(normed, f"{prefix}.mlp.up_proj")
-        return ops.add(hidden, self._linear(ops.multiply(gate, up), f"{prefix}.mlp.down_proj"))
+        merged = ops.reshape(ops.transpose(attended, _ints([0, 2, 1, 3])), _ints([0, 0, query_size]), special_zero=True)
+        hidden = ops.add(hidden, self._linear(merged, f"{prefix}.self_attn.o_proj", arch.hidden_size, query_size))
+        normed = self._norm(hidden, f"{prefix}.post_attention_layernorm.weight", arch.hidden_size)
+        gate = ops.swish(self._linear(normed, f"{prefix}.mlp.gate_proj", arch.intermediate_size, arch.hidden_size))
+        up = self._linear(normed, f"{prefix}.mlp.up_proj", arch.intermediate_size, arch.hidden_size)
+        down = self._linear(ops.multiply(gate, up), f"{prefix}.mlp.down_proj", arch.hidden_size, arch.intermediate_size)
+        return ops.add(hidden, down)
 
-    def _matrix(self, name: str) -> ov.Node:
-        if self._precision == "as_in_file" and (quantized := self._source.quantized_weight(name)) is not None:
-            return encode_quantized(quantized)
-        return encode(self._source.weight(name), self._precision)
+    def _matrix(self, name: str, num_outputs: int, num_inputs: int) -> ov.Node:
+        self._unused_weight_names.discard(name)
+        stored = self._source.stored_weight(name) if self._precision == "as_in_file" else None
+        if isinstance(stored, QuantizedMatrix):
+            num_rows, num_blocks, num_block_values = stored.quants.shape
+            _check_shape(name, (num_rows, num_blocks * num_block_values), (num_outputs, num_inputs))
+            return encode_quantized(stored)
+        weight = self._weight(name, (num_outputs, num_inputs))
+        if stored is not None:
+            return encode_float(weight, stored)
+        if self._precision == "int8" or (self._precision == "int4" and name in {_EMBEDDING, _HEAD}):
+            return encode_int8(weight)
+        if self._precision == "int4":
+            return encode_int4(weight)
+        return encode_float(weight, "f32" if self._precision == "f32" else "f16")
 
-    def _linear(self, hidden: ov.Node, name: str) -> ov.Node:
-        product = ops.matmul(hidden, self._matrix(f"{name}.weight"), transpose_a=False, transpose_b=True)
-        product.set_friendly_name(name)
-        if not self._source.has_weight(f"{name}.bias"):
-            return product
-        return ops.add(product, ops.constant(self._source.weight(f"{name}.bias").reshape(1, 1, -1)))
-
-    def _norm(self, hidden: ov.Node, name: str) -> ov.Node:
-        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+    def _weight(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        self._unused_weight_names.discard(name)
         weight = self._source.weight(name)
+        _check_shape(name, weight.shape, shape)
+        return weight
+
+    def _check_all_used(self) -> None:
+        """Refuse a model with weights that this graph has no use for: it would be computed wrongly."""
+        unused = sorted(self._unused_weight_names - {_HEAD})
+        if unused:
+            names = ", ".join(unused[:4]) + (f" and {len(unused) - 4} more" if unused[4:] else "")
+            msg = f"{self._source.name} is a variant of `{self._arch.name}` that is not known: it has {names}."
+            raise ModelSourceError(msg)
+
+    def _linear(
+        self, hidden: ov.Node, name: str, num_outputs: int, num_inputs: int, *, needs_bias: bool = False
+    ) -> ov.Node:
+        matrix = self._matrix(f"{name}.weight", num_outputs, num_inputs)
+        product = ops.matmul(hidden, matrix, transpose_a=False, transpose_b=True)
+        product.set_friendly_name(name)
+        if not needs_bias and f"{name}.bias" not in self._weight_names:
+            return product
+        bias = self._weight(f"{name}.bias", (num_outputs,))
+        return ops.add(product, ops.constant(bias.reshape(1, 1, -1)))
+
+    def _norm(self, hidden: ov.Node, name: str, size: int) -> ov.Node:
+        """Root mean square normalization over the last axis (Zhang and Sennrich 2019)."""
+        weight = self._weight(name, (size,))
         rank = hidden.output(0).get_partial_shape().rank.get_length()
         ones = (1,) * (rank - 1)
         square = ops.power(hidden, ops.constant(np.full((*ones, 1), 2.0, np.float32)))
@@ -115,15 +162,15 @@ class _DecoderBuilder:
         inverse = ops.divide(ops.constant(np.ones((*ones, 1), np.float32)), root)
         return ops.multiply(ops.multiply(inverse, hidden), ops.constant(weight.reshape(*ones, -1)))
 
-    def _heads(self, projected: ov.Node, num_heads: int) -> ov.Node:
+    def _heads(self, projected: ov.Node) -> ov.Node:
         """[batch, length, heads * size] -> [batch, heads, length, size]."""
-        split = ops.reshape(projected, _ints([0, 0, num_heads, self._arch.head_size]), special_zero=True)
+        split = ops.reshape(projected, _ints([0, 0, -1, self._arch.head_size]), special_zero=True)
         return ops.transpose(split, _ints([0, 2, 1, 3]))
 
     def _rope(self, position_ids: ov.Node) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines of every position, [batch, 1, length, head size]."""
         positions = ops.convert(ops.unsqueeze(position_ids, _ints(2)), "f32")
-        angles = ops.multiply(positions, ops.constant(rope_frequencies(self._arch).reshape(1, 1, -1)))
+        angles = ops.multiply(positions, ops.constant(_rope_frequencies(self._arch).reshape(1, 1, -1)))
         both = ops.concat([angles, angles], axis=-1)
         return ops.unsqueeze(ops.cos(both), _ints(1)), ops.unsqueeze(ops.sin(both), _ints(1))
 
@@ -163,22 +210,19 @@ class _DecoderBuilder:
         return ops.reshape(spread, _ints([0, arch.num_heads, -1, arch.head_size]), special_zero=True)
 
 
-def rope_frequencies(arch: Architecture) -> NDArray[np.float32]:
-    """Return the rotation frequency of each pair of dimensions, [head size / 2].
-
-    With Llama 3.1's scaling, wavelengths beyond the original context are stretched by ``factor``, short ones are kept,
-    and those between are blended (Hugging Face ``_compute_llama3_parameters``).
-    """
+def _rope_frequencies(arch: Architecture) -> NDArray[np.float32]:
+    """The rotation frequency of each pair of dimensions, [head size / 2]."""
     exponents = np.arange(0, arch.head_size, 2, dtype=np.float64) / arch.head_size
-    frequencies = 1.0 / arch.rope_theta**exponents
-    scaling = arch.rope_scaling
-    if scaling is not None:
-        wavelengths = 2 * math.pi / frequencies
-        turns = scaling.original_max_position_embeddings / wavelengths
-        blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        blend = np.clip(blend, 0.0, 1.0)
-        frequencies = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    frequencies = arch.rope_theta**-exponents
+    if arch.rope_divisors is not None:
+        _check_shape("the rotary scaling", (len(arch.rope_divisors),), frequencies.shape)
+        frequencies /= np.array(arch.rope_divisors)
     return frequencies.astype(np.float32)
+
+
+def _check_shape(name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if given != expected:
+        raise ModelSourceError(f"{name} has the shape {given}, the architecture says {expected}; the model is damaged.")
 
 
 def _causal_mask(attention_mask: ov.Node, position_ids: ov.Node) -> ov.Node:

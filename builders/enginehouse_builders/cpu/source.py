@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -11,19 +11,27 @@ if TYPE_CHECKING:
 
     from enginehouse_builders.cpu.architecture import Architecture
 
+FloatType = Literal["f32", "f16", "bf16"]
+
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
     """A matrix in blocks along its rows: value = scale * quant + offset, each scale and offset for one block.
 
-    ``quants`` is [rows, blocks, values per block], uint8 for 4 bits and int8 for 8 bits; ``scales`` and ``offsets`` are
-    float16 [rows, blocks, 1]; no offsets means none.
+    ``quants`` is [rows, blocks, values per block], int8 or uint8 (0 to 15 where ``num_bits`` is 4); ``scales`` and
+    ``offsets`` are float32 [rows, blocks, 1]; no offsets means none.
     """
 
-    num_bits: int
+    num_bits: Literal[4, 8]
     quants: NDArray[Any]
-    scales: NDArray[np.float16]
-    offsets: NDArray[np.float16] | None = None
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        num_rows, num_blocks, block = self.quants.shape
+        return num_rows, num_blocks * block
 
 
 class ModelSource(Protocol):
@@ -41,6 +49,10 @@ class ModelSource(Protocol):
 
     def quantized_weight(self, name: str) -> QuantizedMatrix | None:
         """Return a matrix as it is quantized in the file, or None where it is not."""
+        ...
+
+    def float_type(self, name: str) -> FloatType:
+        """Return the type in which the file keeps a weight that is not quantized."""
         ...
 
     def has_weight(self, name: str) -> bool:

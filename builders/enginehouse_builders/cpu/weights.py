@@ -1,21 +1,24 @@
 """Weights as OpenVINO constants that the CPU plugin keeps compressed.
 
-Compressed constants are decompressed inside the matrix product: ``convert -> (subtract zero point) -> multiply scale ->
-(reshape) -> convert`` is the chain that the plugin recognizes.
+Quantized constants are decompressed inside the matrix product: ``convert -> (subtract zero point) -> multiply scale ->
+(reshape)`` is the chain that the plugin recognizes. Scales and zero points are float32: a Q4_1 block is then exact, and
+the plugin widens them anyway.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import openvino as ov
 from openvino import opset16 as ops
+from openvino._offline_transformations import compress_model_transformation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from enginehouse_builders.cpu.source import QuantizedMatrix
+    from enginehouse_builders.cpu.source import FloatType, QuantizedMatrix
 
 WeightPrecision = Literal["as_in_file", "int8", "int4", "f16", "f32"]
 WEIGHT_PRECISIONS: Final = ("as_in_file", "int8", "int4", "f16", "f32")
@@ -23,9 +26,10 @@ WEIGHT_PRECISIONS: Final = ("as_in_file", "int8", "int4", "f16", "f32")
 INT4_GROUP_SIZE: Final = 64
 _INT8_MAX: Final = 127
 _INT4_MIN: Final = -8
+_DECOMPRESSION: Final = "decompression_0"
 
 
-def encode(weight: NDArray[np.float32], precision: WeightPrecision) -> ov.Node:
+def encode(weight: NDArray[np.float32], precision: Literal["int8", "int4"] | FloatType) -> ov.Node:
     """Return a node that gives *weight* [outputs, inputs] in float32, stored in *precision*.
 
     int8 is symmetric with a scale per output. int4 is symmetric with a scale per group of 64 inputs (all inputs where
@@ -33,63 +37,78 @@ def encode(weight: NDArray[np.float32], precision: WeightPrecision) -> ov.Node:
     """
     if precision == "f32":
         return ops.constant(weight)
-    if precision in {"f16", "as_in_file"}:
-        return _decompressed(ops.convert(ops.constant(weight.astype(np.float16)), "f32"))
+    if precision == "f16":
+        return _widened(ops.constant(np.clip(weight, -65504.0, 65504.0).astype(np.float16)))
+    if precision == "bf16":  # float32's upper half
+        return _widened(_constant(ov.Type.bf16, weight.shape, (weight.view(np.uint32) >> 16).astype(np.uint16)))
     if precision == "int8":
-        scales = np.maximum(np.abs(weight).max(axis=1, keepdims=True), 1e-12) / _INT8_MAX
-        quants = np.round(weight / scales).astype(np.int8)
-        return _dequantize(ops.constant(quants), scales.astype(np.float16), None, None)
+        scales = _nonzero(np.abs(weight).max(axis=1, keepdims=True) / _INT8_MAX)
+        return _dequantized(ops.constant(np.round(weight / scales).astype(np.int8)), scales, None, None)
     num_outputs, num_inputs = weight.shape
     group = INT4_GROUP_SIZE if num_inputs % INT4_GROUP_SIZE == 0 else num_inputs
     grouped = weight.reshape(num_outputs, num_inputs // group, group)
     low, high = grouped.min(axis=2, keepdims=True), grouped.max(axis=2, keepdims=True)
-    scales = np.where(-low >= high, low / _INT4_MIN, high / _INT4_MIN)
-    scales = np.where(scales == 0.0, 1e-12, scales)
+    scales = _nonzero(np.where(-low >= high, low, high) / _INT4_MIN)
     quants = np.clip(np.round(grouped / scales), _INT4_MIN, -_INT4_MIN - 1).astype(np.int8)
-    constant = _packed_constant(quants, ov.Type.i4)
-    return _dequantize(constant, scales.astype(np.float16), None, weight.shape)
+    return _dequantized(_packed(ov.Type.i4, quants), scales, None, weight.shape)
 
 
 def encode_quantized(matrix: QuantizedMatrix) -> ov.Node:
     """Return a node that gives a matrix exactly as its file quantizes it.
 
-    value = scale * quant + offset is stored as scale * (quant - zero point), zero point = -offset / scale in float16.
+    value = scale * quant + offset is stored as scale * (quant - zero point), zero point = -offset / scale.
     """
-    num_rows, num_blocks, block = matrix.quants.shape
-    shape = (num_rows, num_blocks * block)
-    if matrix.num_bits == 8:  # noqa: PLR2004 - the other width
-        return _dequantize(ops.constant(matrix.quants), matrix.scales, None, shape)
-    constant = _packed_constant(matrix.quants, ov.Type.u4)
-    if matrix.offsets is None:
-        return _dequantize(constant, matrix.scales, None, shape)
-    scales = matrix.scales.astype(np.float32)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        zero_points = np.where(scales != 0.0, -matrix.offsets.astype(np.float32) / scales, 0.0)
-    return _dequantize(constant, matrix.scales, zero_points.astype(np.float16), shape)
+    quants, scales, zero_points = matrix.quants, matrix.scales, None
+    if matrix.offsets is not None:
+        is_flat = scales == 0.0  # every value of such a block is its offset: store (0 - -1) * offset
+        quants = np.where(is_flat, quants.dtype.type(0), quants)
+        zero_points = np.where(is_flat, np.float32(-1), -matrix.offsets / np.where(is_flat, np.float32(1), scales))
+        scales = np.where(is_flat, matrix.offsets, scales)
+    is_packed = matrix.num_bits == 4  # noqa: PLR2004 - two values a byte
+    constant = _packed(ov.Type.u4, quants) if is_packed else ops.constant(np.ascontiguousarray(quants))
+    return _dequantized(constant, scales, zero_points, matrix.shape)
 
 
-def _packed_constant(quants: NDArray[Any], element_type: ov.Type) -> ov.Node:
-    """Two values a byte, the first in the lower half."""
+def _nonzero(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.where(scales == 0.0, np.float32(1), scales).astype(np.float32)
+
+
+def _packed(element_type: ov.Type, quants: NDArray[Any]) -> ov.Node:
+    """Two values a byte, the first in the lower half; a last one without a partner has an empty upper half."""
     nibbles = quants.reshape(-1).view(np.uint8) & 0x0F
-    packed = nibbles[0::2] | (nibbles[1::2] << 4)
-    tensor = ov.Tensor(element_type, ov.Shape(list(quants.shape)))
-    tensor.data.reshape(-1).view(np.uint8)[:] = packed
+    if nibbles.size % 2:
+        nibbles = np.append(nibbles, np.uint8(0))
+    return _constant(element_type, quants.shape, nibbles[0::2] | (nibbles[1::2] << 4))
+
+
+def _constant(element_type: ov.Type, shape: tuple[int, ...], raw: NDArray[Any]) -> ov.Node:
+    """Return a constant of a type that numpy does not have, from its bytes."""
+    tensor = ov.Tensor(element_type, ov.Shape(list(shape)))
+    tensor.data.reshape(-1).view(np.uint8)[:] = raw.reshape(-1).view(np.uint8)
     return ov.op.Constant(tensor)
 
 
-def _dequantize(
-    quants: ov.Node, scales: NDArray[np.float16], zero_points: NDArray[np.float16] | None, shape: tuple[int, ...] | None
+def _dequantized(
+    quants: ov.Node, scales: NDArray[np.float32], zero_points: NDArray[np.float32] | None, shape: tuple[int, ...] | None
 ) -> ov.Node:
-    node = ops.convert(quants, "f16")
+    node = ops.convert(quants, "f32")
     if zero_points is not None:
-        node = ops.subtract(node, ops.constant(zero_points))
-    node = ops.multiply(node, ops.constant(scales))
-    if shape is not None:
-        node = ops.reshape(node, ops.constant(np.array(shape, np.int64)), special_zero=False)
-    return _decompressed(ops.convert(node, "f32"))
+        node = ops.subtract(node, ops.constant(zero_points.astype(np.float32)))
+    node = ops.multiply(node, ops.constant(scales.astype(np.float32)))
+    return node if shape is None else ops.reshape(node, ops.constant(np.array(shape, np.int64)), special_zero=False)
 
 
-def _decompressed(node: ov.Node) -> ov.Node:
-    """Mark a conversion as decompression, so that it is not folded into a float32 constant."""
-    node.get_rt_info()["decompression"] = True
+def _widened(constant: ov.Node) -> ov.Node:
+    """Convert to float32 where it is used, rather than once and for all when the model is compiled."""
+    node = ops.convert(constant, "f32")
+    node.set_rt_info(_decompression_mark(), _DECOMPRESSION)
     return node
+
+
+@cache
+def _decompression_mark() -> Any:
+    """Take the mark from a conversion that OpenVINO's own pass made: Python cannot make one."""
+    model = ov.Model([ops.result(ops.constant(np.ones((2, 2), np.float32)))], [], "mark")
+    compress_model_transformation(model)
+    conversion = next(node for node in model.get_ordered_ops() if node.get_type_name() == "Convert")
+    return conversion.get_rt_info()[_DECOMPRESSION]
