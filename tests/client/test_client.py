@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.scripted_servers import (
     GUARD_S,
+    NUM_WORKERS,
     Drop,
     Failure,
     Final,
@@ -338,16 +339,15 @@ def test_an_interrupt_cancels_the_request(protocol: str) -> None:
 def test_requests_leave_no_threads_behind(protocol: str) -> None:
     """A client that is used all day does not grow."""
     with scripted_server(protocol, [Text("a", is_final=True)]) as server, Client(server.url) as client:
-        for _ in range(10):  # the test server's own workers come to their number
-            client.generate("hi")
-        before = threading.active_count()
-        for _ in range(40):
+        client.generate("hi")
+        most = threading.active_count() + NUM_WORKERS  # the test server starts its workers one by one
+        for _ in range(4 * NUM_WORKERS):
             client.generate("hi")
         deadline_s = time.monotonic() + GUARD_S
-        while threading.active_count() > before and time.monotonic() < deadline_s:
+        while threading.active_count() > most and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
-        assert threading.active_count() <= before
+        assert threading.active_count() <= most
 
 
 def test_a_closed_client_says_so(protocol: str) -> None:
