@@ -6,6 +6,7 @@ gRPC: ModelStreamInfer, one stream per request. HTTP: Triton's generate extensio
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,20 +84,14 @@ def encode_http(request: GenerationRequest) -> bytes:
 
 
 def _to_json(name: str, array: NDArray[Any]) -> list[Any]:
-    flat = array.reshape(-1)
-    for value in flat if array.dtype.kind in "fO" else ():
-        if not (_is_utf8(value) if isinstance(value, bytes) else np.isfinite(value)):
-            problem = "cannot be sent over HTTP: JSON carries finite numbers and UTF-8 text"
-            raise InvalidRequestError(refusal(name, problem, given=value))
-    return [value.decode() if isinstance(value, bytes) else value for value in flat.tolist()]
-
-
-def _is_utf8(value: bytes) -> bool:
+    flat = array.reshape(-1).tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        given = next(value for value in flat if not math.isfinite(value))
+        raise InvalidRequestError(refusal(name, "must be a finite number over HTTP", given=given))
     try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        return [value.decode() if isinstance(value, bytes) else value for value in flat]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(refusal(name, "must be UTF-8 text over HTTP", given=error.object)) from error
 
 
 def decode_http(text: str | bytes, status: int = HTTP_OK) -> GenerationChunk:
