@@ -1,7 +1,7 @@
 """Make `reference_greedy.json`: what transformers generates greedily from the demo model, in float32.
 
-Run by hand, in an environment with torch, transformers and gguf: ``python make_reference.py MODEL.gguf``. The weights are
-the GGUF's, dequantized by transformers; end tokens do not end a continuation.
+Run by hand, in an environment with torch, transformers, accelerate and gguf: ``python make_reference.py MODEL.gguf``.
+The weights are the GGUF's, dequantized by transformers; end tokens do not end a continuation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine against transformers: greedy tokens of a lossless build, alone, batched, chunked, reused, paused, drafted."""
+"""The engine against transformers: greedy tokens of a lossless build, however the steps are cut."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def runner(smollm2_f32_build: Path) -> OpenVinoRunner:
 
 
 def requests_of(records: list[dict[str, Any]], num_tokens: int = 64) -> list[Any]:
+    """Return greedy requests for the prompts of *records*."""
     return [make_request(f"r{index}", record["prompt_ids"], num_tokens) for index, record in enumerate(records)]
 
 
