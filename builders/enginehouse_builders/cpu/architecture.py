@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from enginehouse_contract.errors import ModelSourceError, refusal
 
-ARCHITECTURES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_CLASS_NAMES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+ARCHITECTURES: Final = tuple(_CLASS_NAMES)
 """Architectures that the hand-built graph knows, by Hugging Face's and GGUF's names alike."""
 
 _SIZES: Final = (
@@ -35,11 +40,11 @@ class Architecture:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_position_embeddings: int  # tokens; at most the sliding window, within which attention is exact
+    max_position_embeddings: int  # tokens; at most the sliding window, within which full attention is exact
     rms_norm_eps: float
     rope_theta: float
     is_tied: bool  # the head is the embedding
-    rope_factors: tuple[float, ...] = ()  # what each rotation frequency is divided by; none means 1
+    rope_divisors: tuple[float, ...] | None = None  # of each rotation frequency, [head size / 2]
 
     def __post_init__(self) -> None:
         for field in _SIZES:
@@ -50,48 +55,18 @@ class Architecture:
             raise ModelSourceError(refusal("num_kv_heads", problem, limit=self.num_heads, given=self.num_kv_heads))
         if self.head_size % 2:
             raise ModelSourceError(refusal("head_size", "must be even to be rotated", given=self.head_size))
-        if not 0.0 < self.rope_theta < math.inf:
-            raise ModelSourceError(refusal("rope_theta", "must be a positive number", given=self.rope_theta))
-        if self.rope_factors and len(self.rope_factors) != self.head_size // 2:
-            problem = "must be one for each pair of dimensions"
-            raise ModelSourceError(
-                refusal("rope_factors", problem, limit=self.head_size // 2, given=len(self.rope_factors))
-            )
 
     @property
-    def rope_frequencies(self) -> tuple[float, ...]:
-        """Radians per position of each pair of dimensions, [head size / 2] (Su et al. 2021)."""
-        factors = self.rope_factors or (1.0,) * (self.head_size // 2)
-        return tuple(
-            frequency / factor
-            for frequency, factor in zip(plain_frequencies(self.head_size, self.rope_theta), factors, strict=True)
-        )
+    def class_name(self) -> str:
+        """The name that Hugging Face's and TensorRT-LLM's configs give it."""
+        return _CLASS_NAMES.get(self.name, self.name)
 
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether query, key and value projections must have a bias."""
+        return self.name == "qwen2"
 
-@dataclass(frozen=True, slots=True)
-class Llama3RopeScaling:
-    """Frequency scaling of Llama 3.1 (Hugging Face's ``rope_type: llama3``)."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def factors(self, head_size: int, rope_theta: float) -> tuple[float, ...]:
-        """Return what each frequency is divided by.
-
-        Wavelengths beyond the original context are stretched by ``factor``, short ones are kept, and those between are
-        blended (Hugging Face's ``_compute_llama3_parameters``).
-        """
-        factors = []
-        for frequency in plain_frequencies(head_size, rope_theta):
-            num_turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-            blend = (num_turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-            blend = min(max(blend, 0.0), 1.0)
-            factors.append(1.0 / ((1.0 - blend) / self.factor + blend))
-        return tuple(factors)
-
-
-def plain_frequencies(head_size: int, rope_theta: float) -> list[float]:
-    """Return the unscaled rotation frequencies."""
-    return [rope_theta ** (-2.0 * pair / head_size) for pair in range(head_size // 2)]
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normed, head by head."""
+        return self.name == "qwen3"

@@ -1,4 +1,4 @@
-"""GGML's quantized blocks taken apart, so that they can be kept as they are (ggml-common.h: ``block_q4_0`` and so on)."""
+"""GGML's quantized blocks taken apart, so that they can be kept as they are (``block_q4_0`` etc., ggml-common.h)."""
 
 from __future__ import annotations
 
@@ -89,20 +89,21 @@ def _halves(raw: Bytes) -> NDArray[np.float32]:
 def _nibbles(raw: Bytes, run: int) -> Bytes:
     """Four-bit values: of each run of bytes the lower halves first, then the upper ones."""
     runs = raw.reshape(*raw.shape[:2], -1, 1, run)
-    return ((runs >> np.array([0, 4], np.uint8)[:, None]) & 0x0F).reshape(*raw.shape[:2], -1)
+    shifts = np.array([0, 4], np.uint8)[:, None]
+    return ((runs >> shifts) & np.uint8(0x0F)).astype(np.uint8).reshape(*raw.shape[:2], -1)
 
 
 def _fifth_bits(raw: Bytes) -> Bytes:
     """Bit 4 of 32 values, from 4 bytes."""
-    return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little") << 4
+    return np.unpackbits(np.ascontiguousarray(raw), axis=-1, bitorder="little") * np.uint8(16)
 
 
 def _k_scales(blocks: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scales and offsets of the eight groups of 32 in a super-block, [rows, groups, 1]."""
     scales, minima = Q4_K.get_scale_min(np.ascontiguousarray(blocks[..., 4:16]).reshape(-1, 12))
     shape = (*blocks.shape[:2], 8)
-    factors = _halves(blocks[..., 0:2]) * scales.reshape(shape), _halves(blocks[..., 2:4]) * -1.0 * minima.reshape(shape)
-    return _in_blocks(factors[0], 1), _in_blocks(factors[1], 1)
+    scales, minima = scales.reshape(shape).astype(np.float32), minima.reshape(shape).astype(np.float32)
+    return _in_blocks(_halves(blocks[..., 0:2]) * scales, 1), _in_blocks(_halves(blocks[..., 2:4]) * -minima, 1)
 
 
 def _in_blocks(values: NDArray[Any], block: int) -> NDArray[Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _MAGIC: Final = b"GGUF"
 
 
-class _Reader(gguf.GGUFReader):  # type: ignore[misc] - the package is not typed
+class _Reader(gguf.GGUFReader):
     """The package's reader, made fast and safe where it takes bytes from the file.
 
     Slices of a memory map cost ten times those of a plain array, and a short read would pass for an empty value.

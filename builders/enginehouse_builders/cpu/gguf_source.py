@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import gguf
 import numpy as np
@@ -38,8 +38,10 @@ _TOP_NAMES: Final = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-_ROPE_FACTORS: Final = "rope_freqs.weight"
-_FLOAT_TYPES: Final = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+_CANONICAL_LAYER_NAMES: Final = {gguf_name: name for name, gguf_name in _LAYER_NAMES.items()}
+_CANONICAL_TOP_NAMES: Final = {gguf_name: name for name, gguf_name in _TOP_NAMES.items()}
+_ROPE_DIVISORS: Final = "rope_freqs.weight"
+_FLOAT_TYPES: Final[dict[str, FloatType]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
 class GgufSource:
@@ -56,7 +58,6 @@ class GgufSource:
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._prefix = str(self._field("general.architecture"))
         self.architecture = self._read_architecture()
-        self._check_all_known()
         self.name = str(self._field("general.basename") or self._field("general.name") or path.stem)
 
     def weight(self, name: str) -> NDArray[np.float32]:
@@ -71,12 +72,12 @@ class GgufSource:
         shape = [int(size) for size in reversed(tensor.shape)]
         return self._unpermuted(name, np.ascontiguousarray(values.reshape(shape), np.float32))
 
-    def quantized_weight(self, name: str) -> QuantizedMatrix | None:
-        """Return a matrix as quantized in the file; raise for a type that cannot be kept as it is."""
+    def stored_weight(self, name: str) -> QuantizedMatrix | FloatType:
+        """Return a matrix as quantized in the file, or its type; raise for a type that cannot be kept as it is."""
         tensor = self._tensor(name)
         kind = tensor.tensor_type.name
         if kind in _FLOAT_TYPES:
-            return None
+            return _FLOAT_TYPES[kind]
         if kind not in KNOWN_BLOCKS:
             msg = (
                 f"{self.path}: {tensor.name} has the type {kind}, which cannot be kept as in the file (known: "
@@ -86,17 +87,14 @@ class GgufSource:
         raw = np.ascontiguousarray(tensor.data).reshape(int(tensor.shape[1]), -1)
         return split_blocks(self._unpermuted(name, raw), kind)
 
-    def float_type(self, name: str) -> FloatType:
-        """Return the type of a weight that is not quantized."""
-        return cast("FloatType", _FLOAT_TYPES[self._tensor(name).tensor_type.name])
-
-    def has_weight(self, name: str) -> bool:
-        """Return whether the file has a weight of this name."""
-        return _gguf_name(name) in self._tensors
+    def weight_names(self) -> set[str]:
+        """Return the names of all weights; those that have no canonical name keep their own."""
+        return {_canonical_name(name) for name in self._tensors if name != _ROPE_DIVISORS}
 
     def tokenizer_files(self) -> dict[str, str]:
         """Return tokenizer files made from the file's metadata."""
-        return tokenizer_files_of(self._field, str(self.path))
+        metadata = {name: field.contents() for name, field in self._fields.items() if name.startswith("tokenizer.")}
+        return tokenizer_files_of(metadata, str(self.path))
 
     def _tensor(self, name: str) -> Any:
         tensor = self._tensors.get(_gguf_name(name))
@@ -144,30 +142,20 @@ class GgufSource:
             rms_norm_eps=float(self._number("attention.layer_norm_rms_epsilon")),
             rope_theta=float(self._number("rope.freq_base", 10000.0)),
             is_tied="output.weight" not in self._tensors,
-            rope_factors=self._rope_factors(head_size),
+            rope_divisors=self._rope_divisors(head_size),
         )
 
-    def _rope_factors(self, head_size: int) -> tuple[float, ...]:
+    def _rope_divisors(self, head_size: int) -> tuple[float, ...] | None:
         """Llama 3.1's scaling is a tensor in the file, linear scaling a number."""
         kind = self._field(f"{self._prefix}.rope.scaling.type") or "none"
         if kind not in {"none", "linear"}:
             msg = f"{self.path} scales its rotary embedding by `{kind}`, which is not supported for GGUF files."
             raise ModelSourceError(msg)
-        if _ROPE_FACTORS in self._tensors:
-            return tuple(float(factor) for factor in self._tensors[_ROPE_FACTORS].data)
-        factor = float(self._number("rope.scaling.factor", 1.0)) if kind == "linear" else 1.0
-        return (factor,) * (head_size // 2) if factor > 0.0 and factor != 1.0 else ()
-
-    def _check_all_known(self) -> None:
-        """A tensor that the graph would leave out means a model that it does not compute."""
-        names = {*_TOP_NAMES.values(), _ROPE_FACTORS}
-        for layer in range(self.architecture.num_layers):
-            names |= {f"blk.{layer}.{name}.{part}" for name in _LAYER_NAMES.values() for part in ("weight", "bias")}
-        unknown = sorted(set(self._tensors) - names)
-        if unknown:
-            kind = self._prefix
-            msg = f"{self.path} has {unknown[0]} (of {len(unknown)} such), which a `{kind}` model has not; it is not supported."
-            raise ModelSourceError(msg)
+        if _ROPE_DIVISORS in self._tensors:
+            return tuple(float(divisor) for divisor in self._tensors[_ROPE_DIVISORS].data)
+        if kind == "none":
+            return None
+        return (float(self._number("rope.scaling.factor")),) * (head_size // 2)
 
     def _unpermuted(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         """Undo llama.cpp's order of query and key rows in Llama models: rotated pairs side by side."""
@@ -187,3 +175,14 @@ def _gguf_name(name: str) -> str:
     _, _, layer, rest = name.split(".", 3)
     module, part = rest.rsplit(".", 1)
     return f"blk.{layer}.{_LAYER_NAMES[module]}.{part}"
+
+
+def _canonical_name(gguf_name: str) -> str:
+    if gguf_name in _CANONICAL_TOP_NAMES:
+        return _CANONICAL_TOP_NAMES[gguf_name]
+    prefix, _, rest = gguf_name.partition(".")
+    layer, _, rest = rest.partition(".")
+    module, _, part = rest.rpartition(".")
+    if prefix != "blk" or module not in _CANONICAL_LAYER_NAMES:
+        return gguf_name
+    return f"model.layers.{layer}.{_CANONICAL_LAYER_NAMES[module]}.{part}"

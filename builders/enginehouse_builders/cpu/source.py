@@ -40,23 +40,23 @@ class ModelSource(Protocol):
     kind: str
     name: str
     sha256: str
-    architecture: Architecture
     why_not_by_hand: str | None  # why the hand-built graph does not do for it, if it does not
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture."""
+        ...
+
+    def weight_names(self) -> set[str]:
+        """Return the names of all weights that a graph must use."""
+        ...
 
     def weight(self, name: str) -> NDArray[np.float32]:
         """Return one weight in float32; matrices are [outputs, inputs]."""
         ...
 
-    def quantized_weight(self, name: str) -> QuantizedMatrix | None:
-        """Return a matrix as it is quantized in the file, or None where it is not."""
-        ...
-
-    def float_type(self, name: str) -> FloatType:
-        """Return the type in which the file keeps a weight that is not quantized."""
-        ...
-
-    def has_weight(self, name: str) -> bool:
-        """Return whether the source has a weight of this name."""
+    def stored_weight(self, name: str) -> QuantizedMatrix | FloatType:
+        """Return a matrix as it is quantized in the source, or else the type of its numbers."""
         ...
 
     def tokenizer_files(self) -> dict[str, str]:

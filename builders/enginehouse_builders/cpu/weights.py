@@ -26,24 +26,34 @@ WEIGHT_PRECISIONS: Final = ("as_in_file", "int8", "int4", "f16", "f32")
 INT4_GROUP_SIZE: Final = 64
 _INT8_MAX: Final = 127
 _INT4_MIN: Final = -8
+_MAX_F16: Final = 65504.0
 _DECOMPRESSION: Final = "decompression_0"
 
 
-def encode(weight: NDArray[np.float32], precision: Literal["int8", "int4"] | FloatType) -> ov.Node:
-    """Return a node that gives *weight* [outputs, inputs] in float32, stored in *precision*.
+def encode_float(weight: NDArray[np.float32], float_type: FloatType) -> ov.Node:
+    """Return a node that gives *weight* in float32, stored in *float_type*.
 
-    int8 is symmetric with a scale per output. int4 is symmetric with a scale per group of 64 inputs (all inputs where
-    64 does not divide them), whose sign lets the whole range of -8 to 7 be used.
+    bfloat16 must be what the weight came from: it takes float32's upper half.
     """
-    if precision == "f32":
+    if float_type == "f32":
         return ops.constant(weight)
-    if precision == "f16":
-        return _widened(ops.constant(np.clip(weight, -65504.0, 65504.0).astype(np.float16)))
-    if precision == "bf16":  # float32's upper half
-        return _widened(_constant(ov.Type.bf16, weight.shape, (weight.view(np.uint32) >> 16).astype(np.uint16)))
-    if precision == "int8":
-        scales = _nonzero(np.abs(weight).max(axis=1, keepdims=True) / _INT8_MAX)
-        return _dequantized(ops.constant(np.round(weight / scales).astype(np.int8)), scales, None, None)
+    if float_type == "f16":
+        return _widened(ops.constant(np.clip(weight, -_MAX_F16, _MAX_F16).astype(np.float16)))
+    return _widened(_constant(ov.Type.bf16, weight.shape, (weight.view(np.uint32) >> 16).astype(np.uint16)))
+
+
+def encode_int8(weight: NDArray[np.float32]) -> ov.Node:
+    """Return a node that gives *weight* [outputs, inputs] in float32, stored in 8 bits with a scale per output."""
+    scales = _nonzero(np.abs(weight).max(axis=1, keepdims=True) / _INT8_MAX)
+    return _dequantized(ops.constant(np.round(weight / scales).astype(np.int8)), scales, None, None)
+
+
+def encode_int4(weight: NDArray[np.float32]) -> ov.Node:
+    """Return a node that gives *weight* [outputs, inputs] in float32, stored in 4 bits with a scale per group.
+
+    A group is 64 inputs, or all of them where 64 does not divide them; the scale's sign lets the whole range of -8 to 7
+    be used.
+    """
     num_outputs, num_inputs = weight.shape
     group = INT4_GROUP_SIZE if num_inputs % INT4_GROUP_SIZE == 0 else num_inputs
     grouped = weight.reshape(num_outputs, num_inputs // group, group)
