@@ -106,7 +106,7 @@ _BY_WORDS: Final[tuple[tuple[str, Callable[[str], EnginehouseError]], ...]] = (
 
 _BUDGET: Final = re.compile(r"^`budget` is used up|^`model` has no price")
 _STEP_PREFIX: Final = re.compile(r"^in ensemble '[^']*', ")
-_REFUSAL: Final = re.compile(r"^`[\w.-]+`")  # a refusal of ours begins with its field
+_REFUSAL: Final = re.compile(r"^`[\w.\[\]-]+`")  # a refusal of ours begins with its field
 _RETRY_HINT: Final = re.compile(r"[Rr]etry in about (\d+) s")
 _NOTHING_SENT: Final = ("failed to connect", "connection refused", "name resolution", "resolving")
 

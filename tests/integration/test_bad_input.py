@@ -29,7 +29,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("10 MB prompt", {"prompt": "x" * 10_000_000}, "far too long"),
     ("no tokens wanted", {"prompt": "hi", "max_tokens": 0}, "must be at least 1; given 0"),
     ("more tokens than the window", {"prompt": "hi", "max_tokens": 100_000}, "limit 8192, given 100000"),
-    ("NaN temperature", {"prompt": "hi", "temperature": float("nan")}, "must be a finite number"),
+    ("NaN temperature", {"prompt": "hi", "temperature": float("nan")}, "finite number"),
     ("negative temperature", {"prompt": "hi", "temperature": -1.0}, "must be a finite number, at least 0"),
     ("top_p 2", {"prompt": "hi", "top_p": 2.0}, "at most 1; given 2"),
     ("negative top_k", {"prompt": "hi", "top_k": -1}, "must be at least 0"),

@@ -35,7 +35,7 @@ _UNHEALTHY: Final = ("is not healthy", "is not ready", "is not found", "has no a
 """What Triton's messages say when the called model is not there to answer."""
 
 
-_REFUSAL: Final = re.compile(r"^`\w+`")
+_REFUSAL: Final = re.compile(r"^`[\w.\[\]-]+`")
 
 _WORDS: Final[dict[str, type[EnginehouseError]]] = {
     "queue is full": OverloadedError,
