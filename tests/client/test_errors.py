@@ -157,6 +157,7 @@ def test_foreign_errors_become_ours(foreign: BaseException, expected: type[Engin
     [
         ("`top_p` must lie in (0, 1]; given 2.0.", InvalidRequestError),
         ("in ensemble 'ensemble', `top_p` must lie in (0, 1]; given 2.0.", InvalidRequestError),
+        ("`messages[0].role` must be one of system, user; given robot.", InvalidRequestError),
         ("`lora_weights` is not supported: no adapters.", UnsupportedFeatureError),
         ("`stop_words` is too long; given the server is full, is not healthy, was cancelled.", InvalidRequestError),
         ("the server is full: 64 requests running, 256 waiting. Retry in about 7 s.", OverloadedError),
