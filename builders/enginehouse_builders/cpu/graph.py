@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _EMBEDDING: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head.weight"
+_HIDDEN_SCORE: Final = -65504.0  # finite, so that a row that sees nothing is still made of numbers
 
 
 def build_decoder(
@@ -64,7 +65,7 @@ class _DecoderBuilder:
         self._beam_idx = _parameter("beam_idx", [-1], ov.Type.i32)
         self._batch = ops.gather(ops.shape_of(self._input_ids), _ints([0]), _ints(0))
         self._cos, self._sin = self._rope(position_ids)
-        self._mask = _causal_mask(attention_mask, position_ids)
+        self._mask = _causal_mask(self._input_ids, attention_mask)
         embedding = self._matrix(_EMBEDDING, arch.vocab_size, arch.hidden_size)
         hidden = ops.gather(embedding, self._input_ids, _ints(0))
         for layer in range(arch.num_layers):
@@ -225,15 +226,19 @@ def _check_shape(name: str, given: tuple[int, ...], expected: tuple[int, ...]) -
         raise ModelSourceError(f"{name} has the shape {given}, the architecture says {expected}; the model is damaged.")
 
 
-def _causal_mask(attention_mask: ov.Node, position_ids: ov.Node) -> ov.Node:
-    """True where a token may look: not ahead of itself, and not at padding. [batch, 1, length, past + length]."""
-    total = ops.gather(ops.shape_of(attention_mask), _ints(1), _ints(0))
-    keys = ops.range(_ints(0), total, _ints(1), output_type="i64")
-    not_ahead = ops.less_equal(
-        ops.unsqueeze(keys, _ints([0, 1, 2])), ops.unsqueeze(ops.unsqueeze(position_ids, _ints(1)), _ints(3))
-    )
+def _causal_mask(input_ids: ov.Node, attention_mask: ov.Node) -> ov.Node:
+    """What is added to scores so that a token looks neither ahead nor at padding, [batch, 1, length, past + length].
+
+    A token's place among the keys, not its position id, says what is ahead: padding on the left moves them apart.
+    """
+    num_new = ops.gather(ops.shape_of(input_ids), _ints(1), _ints(0))
+    num_all = ops.gather(ops.shape_of(attention_mask), _ints(1), _ints(0))
+    keys = ops.range(_ints(0), num_all, _ints(1), output_type="i64")
+    queries = ops.range(ops.subtract(num_all, num_new), num_all, _ints(1), output_type="i64")
+    not_ahead = ops.less_equal(ops.unsqueeze(keys, _ints([0, 1, 2])), ops.unsqueeze(queries, _ints([0, 1, 3])))
     not_padding = ops.not_equal(ops.unsqueeze(attention_mask, _ints([1, 2])), _ints(0))
-    return ops.logical_and(not_ahead, not_padding)
+    shown, hidden = (ops.constant(np.array(score, np.float32)) for score in (0.0, _HIDDEN_SCORE))
+    return ops.select(ops.logical_and(not_ahead, not_padding), shown, hidden)
 
 
 def _parameter(name: str, shape: list[int], element_type: ov.Type) -> ov.Node:
