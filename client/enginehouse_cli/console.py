@@ -1,7 +1,7 @@
 """What every command shares: where output goes, JSON, progress, and exit codes.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 nobody
-answers (server or engine unavailable, overloaded, too slow), 130 interrupted.
+answers (server, engine or ledger unavailable, overloaded, too slow), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from enginehouse_contract.errors import (
+    BudgetExceededError,
     DeadlineExceededError,
     EnginehouseError,
     EngineUnavailableError,
+    LedgerUnavailableError,
     OverloadedError,
 )
 
@@ -34,11 +35,13 @@ EXIT_INTERRUPTED: Final = 130
 stdout: Final = Console(highlight=False, soft_wrap=True)
 stderr: Final = Console(stderr=True, highlight=False, soft_wrap=True)
 
+_UNAVAILABLE: Final = (EngineUnavailableError, OverloadedError, DeadlineExceededError, LedgerUnavailableError)
+
 
 def exit_code_of(error: EnginehouseError) -> int:
     """Return the exit code of an error."""
-    unavailable = (EngineUnavailableError, OverloadedError, DeadlineExceededError)
-    return EXIT_UNAVAILABLE if isinstance(error, unavailable) else EXIT_FAILED
+    is_unavailable = isinstance(error, _UNAVAILABLE) and not isinstance(error, BudgetExceededError)
+    return EXIT_UNAVAILABLE if is_unavailable else EXIT_FAILED
 
 
 def print_json(value: Any) -> None:
@@ -49,13 +52,8 @@ def print_json(value: Any) -> None:
 
 def print_error(error: BaseException | str) -> None:
     """Print one line that says what is wrong."""
-    text = str(error) or type(error).__name__
+    text = " ".join(str(error).splitlines()) or type(error).__name__
     stderr.print(f"error: {text}", style="red", markup=False)
-
-
-def explain_unexpected(error: BaseException, log_hint: str) -> None:
-    """Print one line for an error that is a bug of ours."""
-    stderr.print(f"error: internal error ({type(error).__name__}: {error}). {log_hint}", style="red", markup=False)
 
 
 @dataclass(slots=True)
@@ -88,6 +86,8 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
 
         yield report_line
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - slow
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
         task = bar.add_task(title, total=1.0)

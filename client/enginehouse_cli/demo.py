@@ -39,23 +39,25 @@ def demo(
     with progress_bar("build") as progress:
         result = build_engine(BuildOptions(model=model), settings.store_dir, progress)
     _say(f"build    {result.manifest.build_id[:19]}  ({'cached' if result.cached else 'new'})", as_json=as_json)
-    answers: list[dict[str, Any]] = []
     with serving(settings, result.build_dir) as (server, state):
         _say(f"serving  gRPC {state.grpc_url}, HTTP {state.http_url}", as_json=as_json)
+        answers: list[dict[str, Any]] = []
         for title, way, is_streaming, question in _QUESTIONS:
             with Client(state.grpc_url if way == "grpc" else state.http_url) as client:
                 _say(f"\n[{title}] {question}", as_json=as_json)
                 answer = _ask(client, question, is_streaming=is_streaming, as_json=as_json)
                 answer["since_start_s"] = round(watch.elapsed_s, 2)
                 answers.append({"way": title, "question": question, **answer})
+        if as_json:
+            seconds = round(watch.elapsed_s, 2)
+            print_json({"build_id": result.manifest.build_id, "answers": answers, "seconds": seconds})
         if keep:
-            stderr.print("Ctrl-C stops the server.")
+            stderr.print(f'\nIt runs on: enginehouse generate --chat --url {state.grpc_url} "Hello!"', markup=False)
+            stderr.print("Ctrl-C stops it.")
             try:
                 server.wait()
             except KeyboardInterrupt:
                 stderr.print("stopping")
-    if as_json:
-        print_json({"build_id": result.manifest.build_id, "answers": answers, "seconds": round(watch.elapsed_s, 2)})
 
 
 def _ask(client: Client, question: str, *, is_streaming: bool, as_json: bool) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import typer
@@ -13,9 +15,10 @@ from enginehouse_cli.console import (
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     exit_code_of,
-    explain_unexpected,
     print_error,
+    stderr,
 )
+from enginehouse_cli.crash import write_crash_log
 from enginehouse_contract.errors import EnginehouseError
 
 app = typer.Typer(
@@ -40,7 +43,15 @@ app.add_typer(prices.app, name="prices")
 
 def main() -> None:
     """Run the command line and exit; a user never sees a traceback."""
-    sys.exit(run(sys.argv[1:]))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has seen enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -49,18 +60,28 @@ def run(arguments: list[str]) -> int:
         result = app(args=arguments, standalone_mode=False)
         code = result if isinstance(result, int) else 0
     except TyperException as error:
-        print_error(error.format_message())
+        if type(error).__name__ != "NoArgsIsHelpError":  # that one has printed the help already
+            print_error(error.format_message())
         code = EXIT_USAGE
     except typer.Exit as error:
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
+        stderr.print("interrupted")
         code = EXIT_INTERRUPTED
     except EnginehouseError as error:
         print_error(error)
         code = exit_code_of(error)
     except BrokenPipeError:
         code = 0  # whoever read our output has seen enough
+    except OSError as error:
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else error)
+        code = EXIT_FAILED
+    except UnicodeDecodeError as error:
+        print_error(f"the input is not valid UTF-8 at byte {error.start}.")
+        code = EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - the last line of defence against a traceback
-        explain_unexpected(error, "Please report it, with `enginehouse doctor --json`.")
+        log = write_crash_log(error)
+        where = f"the details are in {log}" if log else "no log could be written"
+        print_error(f"internal error ({type(error).__name__}); {where}. Please report it.")
         code = EXIT_FAILED
     return code

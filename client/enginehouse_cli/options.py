@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Final, Optional
 
 import typer
 
 from enginehouse_cli.console import print_json
 from enginehouse_contract.errors import EngineUnavailableError
 from enginehouse_contract.settings import load_settings
+from enginehouse_contract.tensors import TENSORRT_LLM_BLS
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 UrlOption = Annotated[
@@ -18,12 +19,25 @@ UrlOption = Annotated[
     ),
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="Triton model to ask.")]
+DEFAULT_MODEL: Final = TENSORRT_LLM_BLS.name
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="At most this many new tokens.")]
 TemperatureOption = Annotated[Optional[float], typer.Option("--temperature", help="0 is greedy.")]
 TopKOption = Annotated[Optional[int], typer.Option("--top-k", help="Sample from this many; 0 is all.")]
 TopPOption = Annotated[Optional[float], typer.Option("--top-p", help="Sample from this much mass.")]
 SeedOption = Annotated[Optional[int], typer.Option("--seed", help="The same seed gives the same text.")]
 StopOption = Annotated[list[str], typer.Option("--stop", help="Stop before this text; may be repeated.")]
+BadWordOption = Annotated[list[str], typer.Option("--bad-word", help="Never say this; may be repeated.")]
+MinTokensOption = Annotated[Optional[int], typer.Option("--min-tokens", help="At least this many new tokens.")]
+RepetitionPenaltyOption = Annotated[
+    Optional[float], typer.Option("--repetition-penalty", help="Above 1: less of what was said.")
+]
+PresencePenaltyOption = Annotated[
+    Optional[float], typer.Option("--presence-penalty", help="Above 0: less of what was said.")
+]
+FrequencyPenaltyOption = Annotated[
+    Optional[float], typer.Option("--frequency-penalty", help="Above 0: less of what was said, the more often.")
+]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")]
 SpeculateOption = Annotated[
     Optional[str],
     typer.Option("--speculate", help="Speculative decoding: off, ngram or draft. Default: as the server is set."),

@@ -41,10 +41,9 @@ def serve(
         grpc_port=grpc_port,
         http_port=http_port,
         metrics_port=metrics_port,
-        progress=None,
     ) as (server, state):
         if as_json:
-            print_json(asdict(state))
+            print_json({**asdict(state), "grpc_url": state.grpc_url, "http_url": state.http_url})
         else:
             stdout.print(
                 f"serving {found.manifest.model_name} ({found.manifest.build_id[:19]})\n"

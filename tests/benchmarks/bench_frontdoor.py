@@ -110,7 +110,7 @@ async def front_door_rate(server: RunningServer, prompts: list[str], num_tokens:
 
         async def stream(prompt: str) -> int:
             count = 0
-            options: dict[str, Any] = {"max_tokens": num_tokens, "min_tokens": num_tokens}
+            options: dict[str, Any] = {"max_tokens": num_tokens, "extra_inputs": {"end_id": -1}}  # no end token
             async for chunk in client.generate_stream(prompt, **options):
                 count = chunk.usage.num_output_tokens or count
             return count

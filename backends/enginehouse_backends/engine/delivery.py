@@ -49,6 +49,10 @@ class Delivery:
                 self._waiting[key] = (on_output, output if earlier is None else merge_outputs(earlier[1], output))
             self._wake.notify()
 
+    def is_waiting(self, request_id: RequestId, sequence_index: int) -> bool:
+        """Return whether an output of this sequence still waits; its next tokens may as well come with a later one."""
+        return (request_id, sequence_index) in self._waiting
+
     def close(self) -> None:
         """Deliver what is queued and end the thread."""
         with self._wake:

@@ -225,7 +225,7 @@ class Engine:
                 continue
             if generation.finish_reason is not None:
                 outputs.append((generation.on_output, self._remove(generation)))
-            elif generation.stream:
+            elif generation.stream and not self._delivery.is_waiting(*generation.delivery_key):
                 outputs.append((generation.on_output, generation.take_output()))
         self._delivery.put(outputs)
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from enginehouse_backends.engine.request import FinishReason, SequenceOutput
+from enginehouse_backends.engine.request import FinishReason, SequenceOutput, SequenceStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from enginehouse_backends.engine.request import TokenIds
+    from enginehouse_backends.engine.request import RequestId, TokenIds
     from enginehouse_backends.engine.sampler import SampledToken, SequenceSampler
     from enginehouse_backends.engine.sequence import Sequence
     from enginehouse_backends.engine.step import SequenceSlice, StepLogits
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from enginehouse_backends.speculation.ngram import NgramProposer
 
     OutputCallback = Callable[[SequenceOutput], None]
+
+
+_NO_STATS = SequenceStats()
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class Generation:
     _log_probs: list[float] = field(default_factory=list)
     _context_rows: list[NDArray[np.float32]] = field(default_factory=list)
     _generation_rows: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def delivery_key(self) -> tuple[RequestId, int]:
+        """What outputs of this sequence are known by."""
+        return self.sequence.request.request_id, self.sequence.sequence_index
 
     def sample(self, piece: SequenceSlice, logits: StepLogits, first_row: int) -> TokenIds:
         """Turn one slice's rows into tokens: one, or with drafts the accepted ones and one more, or none yet.
@@ -81,7 +89,7 @@ class Generation:
             finish_reason=self.finish_reason,
             stop_word=self.stop_word,
             error=error,
-            stats=self.sequence.stats(),
+            stats=self.sequence.stats() if self.finish_reason is not None else _NO_STATS,
             cum_log_prob=self.cum_log_prob,
             context_logits=np.stack(self._context_rows) if self._context_rows else None,
             generation_logits=np.stack(self._generation_rows) if self._generation_rows else None,

@@ -76,6 +76,13 @@ def read_state(home: Path) -> ServerState | None:
     return state if _is_tritonserver(state.pid) else None
 
 
+def refuse_second_server(home: Path) -> None:
+    """Raise :class:`ServerStartError` when a server runs on *home*."""
+    if (running := read_state(home)) is not None:
+        msg = f"a server already runs on {home} (pid {running.pid}, gRPC port {running.grpc_port}); stop it first."
+        raise ServerStartError(msg)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """How to start; a port of 0 means any free one."""
@@ -114,9 +121,7 @@ class TritonServer:
         runs on this state folder, or a model does not load; the message says what to do, and nothing keeps running.
         """
         home = self._settings.home
-        if (running := read_state(home)) is not None:
-            msg = f"a server already runs on {home} (pid {running.pid}, gRPC port {running.grpc_port}); stop it first."
-            raise ServerStartError(msg)
+        refuse_second_server(home)
         installation = require_host()
         ports = self._choose_ports()
         log_file = self._settings.logs_dir / f"server-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"

@@ -70,6 +70,7 @@ class TritonPythonModel:
             max_kv_tokens=settings.max_kv_tokens,
             kv_precision=manifest.kv_precision,
             num_threads=settings.num_threads,
+            execution_mode=settings.execution_mode,
         )
         self._engine = Engine(runner, self._vocabulary, settings.engine)
         self._limits = RequestLimits(

@@ -18,6 +18,7 @@ from enginehouse_contract.errors import ConfigurationError, refusal
 from enginehouse_contract.support import REFUSED_PARAMETERS
 
 if TYPE_CHECKING:
+    from enginehouse_backends.engine.runner import ExecutionMode
     from enginehouse_backends.engine.words import WordMatching
     from enginehouse_backends.triton.model_parameters import ModelParameters
     from enginehouse_contract.manifest import BuildLimits
@@ -39,6 +40,7 @@ class EngineSettings:
     kv_memory_bytes: int
     max_kv_tokens: int | None  # None = as many as the memory holds
     num_threads: int | None  # None = all cores
+    execution_mode: ExecutionMode
     exclude_input_in_output: bool
     cancellation_check_period_s: float
     stats_check_period_s: float
@@ -95,6 +97,9 @@ def read_engine_settings(parameters: ModelParameters, limits: BuildLimits) -> En
         kv_memory_bytes=_kv_memory_bytes(parameters),
         max_kv_tokens=max_kv_tokens or None,
         num_threads=num_threads or None,
+        execution_mode=cast(
+            "ExecutionMode", parameters.choice("execution_mode", "accuracy", ("accuracy", "performance"))
+        ),
         exclude_input_in_output=parameters.flag("exclude_input_in_output", default=False),
         cancellation_check_period_s=parameters.integer("cancellation_check_period_ms", 100, 1) / 1000,
         stats_check_period_s=parameters.integer("stats_check_period_ms", 100, 1) / 1000,
