@@ -9,7 +9,7 @@ import numpy as np
 
 from enginehouse_builders.cpu.architecture import ARCHITECTURES, Architecture
 from enginehouse_builders.cpu.gguf_blocks import KNOWN_BLOCKS, split_blocks
-from enginehouse_builders.cpu.gguf_file import open_gguf
+from enginehouse_builders.cpu.gguf_file import GgufFile
 from enginehouse_builders.cpu.gguf_tokenizer import tokenizer_files_of
 from enginehouse_contract.errors import ModelSourceError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from enginehouse_builders.cpu.gguf_file import GgufTensor
     from enginehouse_builders.cpu.source import FloatType, QuantizedMatrix
 
 _LAYER_NAMES: Final = {
@@ -53,39 +54,30 @@ class GgufSource:
     def __init__(self, path: Path, sha256: str) -> None:
         self.path = path
         self.sha256 = sha256
-        reader = open_gguf(path)
-        self._fields = reader.fields
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._prefix = str(self._field("general.architecture"))
+        file = GgufFile(path)
+        self._metadata, self._tensors = file.metadata, file.tensors
+        if (num_parts := self._metadata.get("split.count", 1)) != 1:
+            raise ModelSourceError(f"{path} is one of {num_parts} parts; join them with `llama-gguf-split --merge`.")
+        self._prefix = str(self._metadata.get("general.architecture"))
         self.architecture = self._read_architecture()
-        self.name = str(self._field("general.basename") or self._field("general.name") or path.stem)
+        self.name = str(self._metadata.get("general.basename") or self._metadata.get("general.name") or path.stem)
 
     def weight(self, name: str) -> NDArray[np.float32]:
         """Return one weight in float32."""
-        tensor = self._tensor(name)
-        try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        except (NotImplementedError, KeyError) as error:
-            kind = tensor.tensor_type.name
-            msg = f"{self.path}: {tensor.name} has the type {kind}, which cannot be read; use a file of another type."
-            raise ModelSourceError(msg) from error
-        shape = [int(size) for size in reversed(tensor.shape)]
-        return self._unpermuted(name, np.ascontiguousarray(values.reshape(shape), np.float32))
+        return self._unpermuted(name, self._values(_gguf_name(name)))
 
     def stored_weight(self, name: str) -> QuantizedMatrix | FloatType:
         """Return a matrix as quantized in the file, or its type; raise for a type that cannot be kept as it is."""
-        tensor = self._tensor(name)
-        kind = tensor.tensor_type.name
-        if kind in _FLOAT_TYPES:
-            return _FLOAT_TYPES[kind]
-        if kind not in KNOWN_BLOCKS:
+        tensor = self._tensor(_gguf_name(name))
+        if tensor.kind in _FLOAT_TYPES:
+            return _FLOAT_TYPES[tensor.kind]
+        if tensor.kind not in KNOWN_BLOCKS:
             msg = (
-                f"{self.path}: {tensor.name} has the type {kind}, which cannot be kept as in the file (known: "
-                f"{', '.join(KNOWN_BLOCKS)}); build with int8, int4, f16 or f32 weights instead."
+                f"{self.path}: {_gguf_name(name)} has the type {tensor.kind}, which cannot be kept as in the file "
+                f"(known: {', '.join(KNOWN_BLOCKS)}); build with int8, int4, f16 or f32 weights instead."
             )
             raise ModelSourceError(msg)
-        raw = np.ascontiguousarray(tensor.data).reshape(int(tensor.shape[1]), -1)
-        return split_blocks(self._unpermuted(name, raw), kind)
+        return split_blocks(self._unpermuted(name, _rows(tensor)), tensor.kind)
 
     def weight_names(self) -> set[str]:
         """Return the names of all weights; those that have no canonical name keep their own."""
@@ -93,22 +85,25 @@ class GgufSource:
 
     def tokenizer_files(self) -> dict[str, str]:
         """Return tokenizer files made from the file's metadata."""
-        metadata = {name: field.contents() for name, field in self._fields.items() if name.startswith("tokenizer.")}
-        return tokenizer_files_of(metadata, str(self.path))
+        return tokenizer_files_of(self._metadata, str(self.path))
 
-    def _tensor(self, name: str) -> Any:
-        tensor = self._tensors.get(_gguf_name(name))
+    def _tensor(self, gguf_name: str) -> GgufTensor:
+        tensor = self._tensors.get(gguf_name)
         if tensor is None:
-            raise ModelSourceError(f"{self.path} has no tensor {_gguf_name(name)}; the file is incomplete.")
+            raise ModelSourceError(f"{self.path} has no tensor {gguf_name}; the file is incomplete.")
         return tensor
 
-    def _field(self, name: str) -> Any:
-        field = self._fields.get(name)
-        return None if field is None else field.contents()
+    def _values(self, gguf_name: str) -> NDArray[np.float32]:
+        tensor = self._tensor(gguf_name)
+        try:
+            values = gguf.dequantize(_rows(tensor), gguf.GGMLQuantizationType[tensor.kind])
+        except (NotImplementedError, KeyError) as error:
+            msg = f"{self.path}: {gguf_name} has the type {tensor.kind}, which cannot be read; use another file."
+            raise ModelSourceError(msg) from error
+        return values.reshape(tensor.shape).astype(np.float32)
 
     def _number(self, name: str, default: float | None = None) -> float:
-        value = self._field(f"{self._prefix}.{name}")
-        value = default if value is None else value
+        value = self._metadata.get(f"{self._prefix}.{name}", default)
         if not isinstance(value, int | float):
             raise ModelSourceError(f"{self.path} does not state {self._prefix}.{name} as one number.")
         return value
@@ -131,7 +126,7 @@ class GgufSource:
         window = int(self._number("context_length"))
         return Architecture(
             name=self._prefix,
-            vocab_size=int(self._tensor("model.embed_tokens.weight").shape[-1]),
+            vocab_size=int(self._tensor("token_embd.weight").shape[0]),
             hidden_size=hidden_size,
             intermediate_size=int(self._number("feed_forward_length")),
             num_layers=int(self._number("block_count")),
@@ -147,12 +142,12 @@ class GgufSource:
 
     def _rope_divisors(self, head_size: int) -> tuple[float, ...] | None:
         """Llama 3.1's scaling is a tensor in the file, linear scaling a number."""
-        kind = self._field(f"{self._prefix}.rope.scaling.type") or "none"
+        kind = self._metadata.get(f"{self._prefix}.rope.scaling.type", "none")
         if kind not in {"none", "linear"}:
             msg = f"{self.path} scales its rotary embedding by `{kind}`, which is not supported for GGUF files."
             raise ModelSourceError(msg)
         if _ROPE_DIVISORS in self._tensors:
-            return tuple(float(divisor) for divisor in self._tensors[_ROPE_DIVISORS].data)
+            return tuple(self._values(_ROPE_DIVISORS).reshape(-1).tolist())
         if kind == "none":
             return None
         return (float(self._number("rope.scaling.factor")),) * (head_size // 2)
@@ -167,6 +162,12 @@ class GgufSource:
             raise ModelSourceError(f"{self.path}: {name} has {rows.shape[0]} rows for {num_heads} heads.")
         paired = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
         return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _rows(tensor: GgufTensor) -> NDArray[np.uint8]:
+    """A tensor's bytes, [rows, bytes]."""
+    num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+    return tensor.raw.reshape(num_rows, -1)
 
 
 def _gguf_name(name: str) -> str:
