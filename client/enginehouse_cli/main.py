@@ -16,7 +16,6 @@ from enginehouse_cli.console import (
     EXIT_USAGE,
     exit_code_of,
     print_error,
-    stderr,
 )
 from enginehouse_cli.crash import write_crash_log
 from enginehouse_contract.errors import EnginehouseError
@@ -66,7 +65,6 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as error:
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        stderr.print("interrupted")
         code = EXIT_INTERRUPTED
     except EnginehouseError as error:
         print_error(error)
