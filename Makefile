@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ENGINEHOUSE_HOME ?= $(CURDIR)/.enginehouse
 
-.PHONY: help venv demo test test-fast lint format docs bench-engine bench-frontdoor bench-accounting faults clean
+.PHONY: help venv demo test test-fast lint format docs bench-engine bench-speculation bench-frontdoor bench-accounting faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -54,6 +54,9 @@ docs: venv ## regenerate the model repository's configs and docs/contract.md
 bench-engine: venv ## our engine beside OpenVINO GenAI (and llama.cpp where installed); one JSON object last
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python tests/benchmarks/bench_engine.py
+
+bench-speculation: venv ## what prompt-lookup drafts are worth, by batch size
+	@$(BIN)/python tests/benchmarks/bench_speculation.py
 
 bench-frontdoor: venv ## what the front door costs, over the real engine and over an instant one
 	@$(BIN)/python tests/benchmarks/bench_frontdoor.py

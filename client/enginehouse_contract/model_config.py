@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 ENGINEHOUSE_PARAMETERS: Final = {
     "build_digest": "build id of what the model serves; read back after a promotion",
-    "execution_mode": "CPU engine: accuracy computes in float32, the same bits alone and in any batch; performance takes "
-    "the host's fastest arithmetic, which rounds differently at other batch sizes",
+    "execution_mode": "CPU engine: accuracy computes in float32, the same bits alone and in any batch; performance "
+    "takes the host's fastest arithmetic, which rounds differently at other batch sizes",
     "inter_token_timeout_ms": "front door: give up on an engine that is silent for this long",
     "kv_cache_memory_budget_bytes": "CPU engine: memory of which kv_cache_free_gpu_mem_fraction is taken",
     "max_active_requests": "front door: rows generated at a time",
