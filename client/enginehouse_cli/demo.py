@@ -74,7 +74,8 @@ def _ask(client: Client, question: str, *, is_streaming: bool, as_json: bool) ->
         text.append(chunk.text)
         if not as_json:
             typer.echo(chunk.text, nl=False)
-    _say(f"\n(first token after {1000 * (first_s or 0):.0f} ms)", as_json=as_json)
+    if not as_json:
+        typer.echo(f"\n(first token after {1000 * (first_s or 0):.0f} ms)")
     return {
         "text": "".join(text),
         "time_to_first_token_s": round(first_s or 0, 4),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -11,6 +11,10 @@ from enginehouse_cli.console import EXIT_FAILED, print_error, print_json, stderr
 from enginehouse_cli.options import JsonFlag
 from enginehouse_contract.errors import ConfigurationError, EngineFailureError, refusal
 from enginehouse_contract.settings import load_settings
+
+if TYPE_CHECKING:
+    from enginehouse_backends.server.supervisor import ServerState
+    from enginehouse_builders.store import StoredBuild
 
 
 def serve(
@@ -42,23 +46,27 @@ def serve(
         http_port=http_port,
         metrics_port=metrics_port,
     ) as (server, state):
-        if as_json:
-            print_json({**asdict(state), "grpc_url": state.grpc_url, "http_url": state.http_url})
-        else:
-            stdout.print(
-                f"serving {found.manifest.model_name} ({found.manifest.build_id[:19]})\n"
-                f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n"
-                f"  metrics  http://127.0.0.1:{state.metrics_port}/metrics\n  log      {state.log_file}\n"
-                "Ctrl-C stops it.",
-                markup=False,
-            )
         try:
+            _announce(found, state, as_json=as_json)
             status = server.wait()
         except KeyboardInterrupt:
             stderr.print("stopping")
             return
     print_error(EngineFailureError(f"tritonserver ended by itself with status {status}; its log is {state.log_file}."))
     raise typer.Exit(EXIT_FAILED)
+
+
+def _announce(build: StoredBuild, state: ServerState, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**asdict(state), "grpc_url": state.grpc_url, "http_url": state.http_url})
+        return
+    stdout.print(
+        f"serving {build.manifest.model_name} ({build.manifest.build_id[:19]})\n"
+        f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n"
+        f"  metrics  http://127.0.0.1:{state.metrics_port}/metrics\n  log      {state.log_file}\n"
+        "Ctrl-C stops it.",
+        markup=False,
+    )
 
 
 def parse_parameters(texts: list[str]) -> dict[str, str]:

@@ -274,10 +274,11 @@ def _die_with_parent() -> None:
 
 def _is_tritonserver(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8") as comm:  # noqa: PTH123
-            return comm.read().strip().startswith("tritonserver")
+        with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as command:  # noqa: PTH123
+            binary = command.read().split("\0")[0]  # empty for a dead process that nobody waited for
     except OSError:
         return False
+    return binary.rsplit("/", maxsplit=1)[-1].startswith("tritonserver")
 
 
 def _answers(url: str) -> bool:
