@@ -55,6 +55,10 @@ class Architecture:
             raise ModelSourceError(refusal("num_kv_heads", problem, limit=self.num_heads, given=self.num_kv_heads))
         if self.head_size % 2:
             raise ModelSourceError(refusal("head_size", "must be even to be rotated", given=self.head_size))
+        if self.rope_theta <= 0.0:
+            raise ModelSourceError(refusal("rope_theta", "must be positive", given=self.rope_theta))
+        if self.rope_divisors is not None and min(self.rope_divisors, default=0.0) <= 0.0:
+            raise ModelSourceError(refusal("rope_divisors", "must be positive", given=self.rope_divisors))
 
     @property
     def class_name(self) -> str:

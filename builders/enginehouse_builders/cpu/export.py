@@ -37,7 +37,7 @@ def exported_architecture(folder: Path, reason: str) -> Architecture:
             head_size=int(getattr(config, "head_dim", None) or config.hidden_size // num_heads),
             max_position_embeddings=int(config.max_position_embeddings),
             rms_norm_eps=float(getattr(config, "rms_norm_eps", 0.0)),
-            rope_theta=float(getattr(config, "rope_theta", 0.0)),
+            rope_theta=float(getattr(config, "rope_theta", None) or 10000.0),
             is_tied=bool(config.tie_word_embeddings),
         )
     except Exception as error:  # transformers raises whatever a config makes it raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import gguf
@@ -104,7 +105,7 @@ class GgufSource:
 
     def _number(self, name: str, default: float | None = None) -> float:
         value = self._metadata.get(f"{self._prefix}.{name}", default)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelSourceError(f"{self.path} does not state {self._prefix}.{name} as one number.")
         return value
 

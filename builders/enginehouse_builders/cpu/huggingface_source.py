@@ -54,7 +54,7 @@ class HuggingFaceSource:
         if self.why_not_by_hand is not None:
             return exported_architecture(self._folder, self.why_not_by_hand)
         num_heads, hidden_size = int(self._number("num_attention_heads")), int(self._number("hidden_size"))
-        head_size = int(self._number("head_dim", hidden_size // num_heads))
+        head_size = int(self._number("head_dim", hidden_size // max(num_heads, 1)))
         is_tied = self._config.get("tie_word_embeddings", "lm_head.weight" not in self._files)
         return Architecture(
             name=str(self._config["model_type"]),
@@ -127,7 +127,7 @@ class HuggingFaceSource:
     def _number(self, name: str, default: object = None) -> float:
         value = self._config.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise ModelSourceError(f"{self._folder}: {_CONFIG_FILE} does not state {name}; it cannot be built from.")
         return value
 
