@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_speculation.py [--plot docs/speculation.svg]
 
 ``copy_1`` and ``copy_8`` are on prompts whose answers copy from them, one and eight sequences at a time;
-``nothing_to_copy`` on prompts that have nothing to copy, one at a time. ``greedy_identical`` says whether every answer was
-the same token for token with drafts and without. The build has a float32 KV cache, so that a step of several tokens
-computes what single steps do.
+``nothing_to_copy`` on prompts that have nothing to copy, one at a time. ``greedy_identical`` says whether every answer
+was the same token for token with drafts and without. The build has a float32 KV cache, so that a step of several
+tokens computes what single steps do.
 """
 
 from __future__ import annotations
@@ -140,12 +140,14 @@ def draw(ratios: dict[int, float]) -> str:
     one = base - scale
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="13">',
+            '<g font-family="sans-serif">',
             f'<text x="{width / 2}" y="22" text-anchor="middle">Speed-up of prompt lookup where answers copy</text>',
             *bars,
             f'<line x1="45" x2="{width - 15}" y1="{one:.1f}" y2="{one:.1f}" stroke="#999" stroke-dasharray="4"/>',
             f'<line x1="45" x2="{width - 15}" y1="{base}" y2="{base}" stroke="#333"/>',
             f'<text x="{width / 2}" y="{base + 40}" text-anchor="middle">sequences at a time</text>',
+            "</g>",
             "</svg>",
             "",
         ]

@@ -24,8 +24,9 @@ def print_receipt(items, tax_rate):
     print("total", total_price(items, tax_rate))
 '''
 _JSON = (
-    '{"order": 4711, "customer": {"name": "Ada Lovelace", "city": "London"}, "lines": [{"sku": "A-100", "quantity": 2, '
-    '"price": "9.99"}, {"sku": "B-200", "quantity": 1, "price": "24.50"}, {"sku": "C-300", "quantity": 5, "price": "1.25"}]}'
+    '{"order": 4711, "customer": {"name": "Ada Lovelace", "city": "London"}, "lines": ['
+    '{"sku": "A-100", "quantity": 2, "price": "9.99"}, {"sku": "B-200", "quantity": 1, "price": "24.50"}, '
+    '{"sku": "C-300", "quantity": 5, "price": "1.25"}]}'
 )
 _LOG = """2026-01-12 08:14:02 INFO  server started on port 8000
 2026-01-12 08:14:09 WARN  cache is 91% full
@@ -33,8 +34,8 @@ _LOG = """2026-01-12 08:14:02 INFO  server started on port 8000
 2026-01-12 08:15:36 INFO  connection to database restored
 2026-01-12 08:17:00 INFO  request 1842 served in 35 ms"""
 _MINUTES = (
-    "Anna said that the release is delayed by one week because the payment tests are still failing. Ben answered that he "
-    "will fix the payment tests by Thursday and that Carla will review the changes on Friday. Carla agreed and asked "
+    "Anna said that the release is delayed by one week because the payment tests are still failing. Ben answered "
+    "that he will fix the payment tests by Thursday and that Carla will review the changes on Friday. Carla agreed and asked "
     "everyone to write their release notes before Wednesday evening."
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from enginehouse_backends.speculation.controller import StepCostModel, choose_draft_lengths
+from enginehouse_backends.speculation.controller import MAX_DRAFT_TOKENS, StepCostModel, choose_draft_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from enginehouse_backends.engine.generation import Generation
     from enginehouse_backends.engine.step import StepPlan
 
-_LONGEST_DRAFT: Final = 16
+_PLAIN_STEP_PERIOD: Final = 24  # so many drafted steps, then one without, so that both costs stay fresh
 
 
 class Drafting:
@@ -21,6 +21,7 @@ class Drafting:
     def __init__(self, max_step_tokens: int) -> None:
         self._max_step_tokens = max_step_tokens
         self._cost = StepCostModel()
+        self._num_drafted_steps = 0
 
     def propose(self, generations: Iterable[Generation]) -> None:
         """Set ``draft_token_ids`` of the sequences that generate; the scheduler cuts them to what fits."""
@@ -32,15 +33,20 @@ class Drafting:
         if not candidates:
             return
         drafts = [
-            proposer.propose(min(_LONGEST_DRAFT, sequence.max_computed_tokens - sequence.num_tokens))
+            proposer.propose(min(MAX_DRAFT_TOKENS, sequence.max_computed_tokens - sequence.num_tokens))
             for sequence, proposer in candidates
         ]
         lengths = choose_draft_lengths(
             [proposer.acceptance for _, proposer in candidates],
             [len(draft) for draft in drafts],
-            self._cost.coefficients(),
+            self._cost.predict,
             self._max_step_tokens - len(candidates),
         )
+        if not any(lengths):
+            return
+        self._num_drafted_steps += 1
+        if self._num_drafted_steps % _PLAIN_STEP_PERIOD == 0:
+            return
         for (sequence, _), draft, length in zip(candidates, drafts, lengths, strict=True):
             sequence.draft_token_ids = draft[:length]
 
