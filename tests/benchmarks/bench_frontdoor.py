@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,19 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.engines import load_runner, make_request, running_engine
 from tests.support.metrics import read_gauge
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer, instant_server, running_server
 
-from enginehouse_backends.server.repository import render_repository
-from enginehouse_backends.server.supervisor import ServerOptions, TritonServer
 from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_builders.cpu.build import BuildOptions, build_engine
 from enginehouse_builders.demo_model import fetch_demo_model
 from enginehouse_client import AsyncClient, Client
-from enginehouse_contract.settings import Settings, load_settings
+from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from enginehouse_backends.engine.engine import Engine
     from enginehouse_backends.engine.request import SequenceOutput
 
@@ -161,23 +156,6 @@ def cancel_s(server: RunningServer) -> float:
         while read_gauge(server, "nv_trt_llm_request_metrics", "active"):
             time.sleep(0.005)
         return time.perf_counter() - started_s
-
-
-@contextmanager
-def instant_server(build_dir: Path, home: Path) -> Iterator[RunningServer]:
-    """Serve the build's repository with the instant engine in the engine's place."""
-    settings = Settings(home=home)
-    render_repository(settings.repository_dir, build_dir)
-    engine_dir = settings.repository_dir / "tensorrt_llm"
-    config = engine_dir / "config.pbtxt"
-    config.write_text(config.read_text().replace('backend: "tensorrtllm"', 'backend: "python"'))
-    (engine_dir / "1" / "model.py").write_text(
-        "from enginehouse_backends import triton  # makes this environment importable\n"
-        "from instant_engine import TritonPythonModel\n\n__all__ = ['TritonPythonModel', 'triton']\n"
-    )
-    with TritonServer(settings, ServerOptions(settings.repository_dir)) as server:
-        assert server.state is not None
-        yield RunningServer(server.state, settings, server)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ _LOG = """2026-01-12 08:14:02 INFO  server started on port 8000
 2026-01-12 08:17:00 INFO  request 1842 served in 35 ms"""
 _MINUTES = (
     "Anna said that the release is delayed by one week because the payment tests are still failing. Ben answered "
-    "that he will fix the payment tests by Thursday and that Carla will review the changes on Friday. Carla agreed and asked "
-    "everyone to write their release notes before Wednesday evening."
+    "that he will fix the payment tests by Thursday and that Carla will review the changes on Friday. Carla "
+    "agreed and asked everyone to write their release notes before Wednesday evening."
 )
 
 COPYING = (

@@ -156,7 +156,7 @@ def _http_server(scripted: ScriptedServer, port: int) -> Iterator[None]:
     class Handler(_Handler):
         server_script = scripted
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = _QuietServer(("127.0.0.1", port), Handler)
     scripted.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -166,6 +166,11 @@ def _http_server(scripted: ScriptedServer, port: int) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Keep quiet: clients that leave are what is tested."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -44,3 +44,20 @@ def running_server(build_dir: Path, home: Path, parameters: Mapping[str, str] | 
     with TritonServer(settings, options) as server:
         assert server.state is not None
         yield RunningServer(server.state, settings, server)
+
+
+@contextmanager
+def instant_server(build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+    """Serve a build with the instant engine in the engine's place: all is real but the forward pass."""
+    settings = Settings(home=home)
+    render_repository(settings.repository_dir, build_dir, parameters)
+    engine_dir = settings.repository_dir / "tensorrt_llm"
+    config = engine_dir / "config.pbtxt"
+    config.write_text(config.read_text().replace('backend: "tensorrtllm"', 'backend: "python"'))
+    (engine_dir / "1" / "model.py").write_text(
+        "from enginehouse_backends import triton  # makes this environment importable\n"
+        "from tests.support.instant_engine import TritonPythonModel\n\n__all__ = ['TritonPythonModel', 'triton']\n"
+    )
+    with TritonServer(settings, ServerOptions(settings.repository_dir)) as server:
+        assert server.state is not None
+        yield RunningServer(server.state, settings, server)
