@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ from enginehouse_client import AsyncClient, Client
 from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from enginehouse_backends.engine.engine import Engine
     from enginehouse_backends.engine.request import SequenceOutput
 
@@ -52,13 +55,7 @@ def main() -> None:
     prompts = [encode(prompt) for prompt in PROMPTS]
     rates: dict[str, list[float]] = {"engine": [], "front door": []}
     firsts: dict[str, list[float]] = {"engine": [], "front door": []}
-    with (
-        tempfile.TemporaryDirectory() as home,
-        running_server(
-            build_dir, Path(home), {"stats_check_period_ms": "10", "enable_kv_cache_reuse": "false"}
-        ) as server,
-        running_engine(load_runner(build_dir), build_dir, max_num_tokens=512, enable_kv_cache_reuse=False) as engine,
-    ):
+    with engine_and_server(build_dir) as (engine, server):
         for _ in range(NUM_ROUNDS):
             rates["engine"].append(engine_rate(engine, prompts))
             rates["front door"].append(asyncio.run(front_door_rate(server, PROMPTS, NUM_TOKENS)))
@@ -81,6 +78,30 @@ def main() -> None:
         "cancel_ms": round(1000 * median(cancels), 1),
     }
     sys.stdout.write(json.dumps(result) + "\n")
+
+
+@contextmanager
+def engine_and_server(build_dir: Path) -> Iterator[tuple[Engine, RunningServer]]:
+    """Run the engine by itself and a server beside it, set alike: no prefix is reused, so that rounds are equal."""
+    parameters = {"stats_check_period_ms": "10", "enable_kv_cache_reuse": "false"}
+    with (
+        tempfile.TemporaryDirectory() as home,
+        running_server(build_dir, Path(home), parameters) as server,
+        running_engine(load_runner(build_dir), build_dir, max_num_tokens=512, enable_kv_cache_reuse=False) as engine,
+    ):
+        yield engine, server
+
+
+def served_rate_ratio(build_dir: Path) -> float:
+    """Return the median token rate through the server over the engine's own, at 32 streams, in alternating pairs."""
+    encode = load_tokenizer(build_dir).encode
+    prompts = [encode(prompt) for prompt in PROMPTS]
+    with engine_and_server(build_dir) as (engine, server):
+        pairs = [
+            (engine_rate(engine, prompts), asyncio.run(front_door_rate(server, PROMPTS, NUM_TOKENS)))
+            for _ in range(NUM_ROUNDS)
+        ]
+    return median(served / own for own, served in pairs)
 
 
 def engine_rate(engine: Engine, prompts: list[list[int]]) -> float:
