@@ -137,7 +137,7 @@ def _convert(options: BuildOptions, source: ModelSource, report: Progress) -> ov
 
 def _write_model(model: ov.Model, path: Path, report: Progress) -> None:
     """Write a model and read it back: a full disk does not stop the writer from returning."""
-    report("writing", 0.7)
+    report("writing", 0.75)
     num_bytes = sum(node.get_byte_size() for node in _name_by_order(model) if node.get_type_name() == "Constant")
     free = shutil.disk_usage(path.parent).free
     if free < num_bytes + _GRAPH_BYTES:

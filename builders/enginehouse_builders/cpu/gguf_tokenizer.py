@@ -22,6 +22,11 @@ _LLAMA3_SPLIT: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT: Final = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN_SPLIT: Final = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ _PRE_TOKENIZERS: Final = {
     "llama-v3": _LLAMA3,
     "qwen2": _PreTokenizer((_QWEN2_SPLIT,), composes_characters=True),
     "deepseek-r1-qwen": _PreTokenizer((_QWEN2_SPLIT,)),
+    "tekken": _PreTokenizer((_TEKKEN_SPLIT,), adds_bos=True, ignores_merges=True),
 }
 """By GGUF's ``tokenizer.ggml.pre``; patterns as in llama.cpp's ``llama-vocab.cpp``."""
 
