@@ -331,3 +331,12 @@ def test_the_chat_template_file_is_folded_into_the_config(tmp_path: Path) -> Non
     files = HuggingFaceSource(folder, "0").tokenizer_files()
     assert json.loads(files["tokenizer_config.json"])["chat_template"] == "{{ 'hello' }}"
     assert files["tokenizer.json"] == (folder / "tokenizer.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"model": {"type": "Unheard"}}'])
+def test_tokenizers_that_cannot_be_read_are_refused(content: str, tmp_path: Path) -> None:
+    """A damaged `tokenizer.json` is refused when building, not when serving."""
+    folder = MODEL.write_folder(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ModelSourceError, match=r"tokenizer\.json is not a readable tokenizer"):
+        HuggingFaceSource(folder, "0").tokenizer_files()

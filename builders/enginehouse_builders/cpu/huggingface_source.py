@@ -7,6 +7,8 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from tokenizers import Tokenizer
+
 from enginehouse_builders.cpu.architecture import ARCHITECTURES, Architecture
 from enginehouse_builders.cpu.export import exported_architecture
 from enginehouse_builders.cpu.safetensors_file import SafetensorsFile
@@ -96,8 +98,13 @@ class HuggingFaceSource:
         template_path = self._folder / _CHAT_TEMPLATE_FILE
         if template_path.is_file():
             config["chat_template"] = _read_text(template_path)
+        text = _read_text(path)
+        try:
+            Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise ModelSourceError(f"{path} is not a readable tokenizer ({error}).") from error
         return {
-            TOKENIZER_FILE: _read_text(path),
+            TOKENIZER_FILE: text,
             TOKENIZER_CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
         }
 
