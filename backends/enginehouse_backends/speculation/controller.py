@@ -20,6 +20,7 @@ _PRIOR_MARGINAL_SHARE: Final = 0.25  # of a one-token step's time, for one more 
 _MIN_GAIN: Final = 1.05  # a predicted gain below this is noise
 _FINE_SIZES: Final = 16  # up to here every step size is measured by itself, above in groups of eight
 _GROUP: Final = 8
+_MAX_AGE: Final = 60  # steps after which a size that was not measured again is forgotten, and may be tried anew
 MAX_DRAFT_TOKENS: Final = 16
 
 
@@ -29,6 +30,8 @@ class StepCostModel:
     def __init__(self) -> None:
         self._sizes: list[int] = []  # sorted
         self._durations_s: dict[int, float] = {}
+        self._seen: dict[int, int] = {}  # size -> the observation that measured it last
+        self._num_observations = 0
 
     def observe(self, num_tokens: int, duration_s: float) -> None:
         """Add one measured step."""
@@ -39,6 +42,11 @@ class StepCostModel:
             self._durations_s[size] = duration_s
         else:
             self._durations_s[size] = _MEMORY * known_s + (1 - _MEMORY) * duration_s
+        self._num_observations += 1
+        self._seen[size] = self._num_observations
+        for old in [each for each in self._sizes if self._num_observations - self._seen[each] > _MAX_AGE]:
+            self._sizes.remove(old)
+            del self._durations_s[old], self._seen[old]
 
     def predict(self, num_tokens: int) -> float | None:
         """Return the seconds a step of so many tokens would take, or None before the first observation."""

@@ -134,6 +134,17 @@ def test_the_cost_model_assumes_a_share_before_it_has_seen_two_sizes() -> None:
     assert model.predict(2) == pytest.approx(0.025)
 
 
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    """One slow step does not count for ever: a size not measured for long is judged by its neighbours again."""
+    model = StepCostModel()
+    model.observe(8, 1.0)
+    for _ in range(100):
+        model.observe(4, 0.010)
+        model.observe(12, 0.020)
+
+    assert model.predict(8) == pytest.approx(0.015)
+
+
 def test_the_cost_model_follows_the_machine() -> None:
     """When steps become slower, so do predictions, after a few of them."""
     model = StepCostModel()
