@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tests.support.servers import RunningServer
 
 
+collect_ignore_glob = ["benchmarks/*", "data/*"]  # run by make targets and by hand, not by pytest
+
+
 @pytest.fixture(scope="session")
 def machine_settings() -> Settings:
     """The state folder that keeps the model and its builds between runs."""
