@@ -83,9 +83,8 @@ def chat(
 
 def _read_line() -> str | None:
     if sys.stdin.isatty():
-        stderr.print("> ", end="", style="bold")
         try:
-            return input() or None
+            return input("> " if sys.stdout.isatty() else "") or None
         except EOFError:
             stderr.print()
             return None
