@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from tests.support.servers import RunningServer
 
+
+# A shell starts background jobs with interrupts ignored, and children inherit that: tests that interrupt could not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore_glob = ["benchmarks/*", "data/*"]  # run by make targets and by hand, not by pytest
 
