@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from enginehouse_contract.tensors import PERF_METRIC_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-_METRICS: Final = (
-    "kv_cache_alloc_new_blocks",
-    "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
-    "acceptance_rate",
-    "total_accepted_draft_tokens",
-    "total_draft_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +107,7 @@ def make_chunk(outputs: Mapping[str, list[Any]]) -> GenerationChunk:
         log_probs=tuple(outputs.get("output_log_probs", ())),
         cum_log_prob=first("cum_log_probs"),
         usage=usage,
-        metrics={name: first(name) for name in _METRICS if first(name) is not None},
+        metrics={name: first(name) for name in PERF_METRIC_NAMES if first(name) is not None},
         request_id=first("request_id"),
         build_id=first("build_id"),
     )

@@ -571,3 +571,17 @@ MODELS: Final[dict[str, ModelContract]] = {
     model.name: model for model in (PREPROCESSING, TENSORRT_LLM, POSTPROCESSING, ENSEMBLE, TENSORRT_LLM_BLS)
 }
 """The five models by name, in the order a request meets them, front doors last."""
+
+PERF_METRIC_NAMES: Final = (
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+)
+"""Outputs that come with a sequence's last response when `return_perf_metrics` is set."""

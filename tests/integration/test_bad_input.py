@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc
+from tests.support.metrics import resident_kib
 from tritonclient.utils import InferenceServerException
 
 from enginehouse_client import FRONT_DOOR, Client
@@ -134,19 +134,6 @@ def test_http_without_a_required_input_is_refused(server: RunningServer) -> None
 
 def test_refusals_leave_no_memory_behind(server: RunningServer) -> None:
     """Hundreds of refused requests, large ones among them, do not make the server's processes grow."""
-
-    def resident_kib() -> int:
-        group = server.state.pid
-        total = 0
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = status.read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[2]) == group:
-                total += int(fields[21]) * 4
-        return total
-
     with Client(server.http_url, max_retries=0) as client:
 
         def refuse(count: int) -> None:
@@ -155,7 +142,7 @@ def test_refusals_leave_no_memory_behind(server: RunningServer) -> None:
                     client.generate("x" * (1_000_000 if number % 10 == 0 else 10), top_p=2.0, max_tokens=4)
 
         refuse(60)
-        before = resident_kib()
+        before = resident_kib(server.state.pid)
         refuse(300)
 
-    assert resident_kib() - before < 60_000
+    assert resident_kib(server.state.pid) - before < 60_000

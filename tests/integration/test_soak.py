@@ -7,15 +7,17 @@ import random
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.metrics import wait_for_gauge
+from tests.support.metrics import resident_kib, wait_for_gauge
 from tests.support.servers import RunningServer, instant_server
 
 from enginehouse_client import Client
 from enginehouse_contract.errors import EnginehouseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.slow]
 
@@ -90,19 +92,6 @@ class Soak:
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def resident_kib(leader: int) -> int:
-    """Return the resident memory of a process group."""
-    total = 0
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[2]) == leader:
-            total += int(fields[21]) * 4
-    return total
 
 
 def test_a_soak_of_cancels_kills_and_errors_leaves_the_server_well(

@@ -1,10 +1,11 @@
-"""Reading a server's Prometheus metrics."""
+"""Reading a server's Prometheus metrics and its memory."""
 
 from __future__ import annotations
 
 import re
 import time
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,3 +27,16 @@ def wait_for_gauge(server: RunningServer, name: str, kind: str, value: float, ti
     while (found := read_gauge(server, name, kind)) != value:
         assert time.monotonic() < deadline_s, f"{name} {kind} is {found}, not {value}"
         time.sleep(0.05)
+
+
+def resident_kib(leader: int) -> int:
+    """Return the resident memory of a process group."""
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[2]) == leader:
+            total += int(fields[21]) * 4
+    return total

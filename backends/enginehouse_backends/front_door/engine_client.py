@@ -10,26 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from enginehouse_contract.tensors import PERF_METRIC_NAMES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     Tensors = Mapping[str, NDArray[Any]]
-
-PERF_METRIC_NAMES: Final = (
-    "kv_cache_alloc_new_blocks",
-    "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
-    "acceptance_rate",
-    "total_accepted_draft_tokens",
-    "total_draft_tokens",
-)
-"""What the engine reports with a sequence's last response when `return_perf_metrics` is set."""
 
 LOGITS_NAMES: Final = ("context_logits", "generation_logits")
 
