@@ -1,0 +1,1 @@
+"""The declarative spec that asks for an engine."""
