@@ -1,7 +1,7 @@
 """What every command shares: where output goes, JSON, progress, and exit codes.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 nobody
-answers (server, engine or ledger unavailable, overloaded, too slow), 130 interrupted.
+answers (server, engine, ledger or remote store unavailable, overloaded, too slow), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from enginehouse_contract.errors import (
     EngineUnavailableError,
     LedgerUnavailableError,
     OverloadedError,
+    RemoteStoreError,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +36,13 @@ EXIT_INTERRUPTED: Final = 130
 stdout: Final = Console(highlight=False, soft_wrap=True)
 stderr: Final = Console(stderr=True, highlight=False, soft_wrap=True)
 
-_UNAVAILABLE: Final = (EngineUnavailableError, OverloadedError, DeadlineExceededError, LedgerUnavailableError)
+_UNAVAILABLE: Final = (
+    EngineUnavailableError,
+    OverloadedError,
+    DeadlineExceededError,
+    LedgerUnavailableError,
+    RemoteStoreError,
+)
 
 
 def exit_code_of(error: EnginehouseError) -> int:

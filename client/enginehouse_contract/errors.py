@@ -21,6 +21,7 @@ request and carries the Triton error code it becomes on the wire; an assertion m
     ├── BuildError                   INTERNAL         a build could not be made
     │   └── ModelSourceError         INVALID_ARG      the model given cannot be built from
     ├── BuildIntegrityError          INVALID_ARG      a build's files are not what its manifest says
+    ├── RemoteStoreError             UNAVAILABLE      a remote store of builds does not answer as it should
     └── ServerStartError             UNAVAILABLE      tritonserver could not be started
 
 Messages say which field, which limit, what was given, and what to do; :func:`refusal` puts them in that order.
@@ -130,6 +131,12 @@ class BuildIntegrityError(EnginehouseError):
     """A build's files are not what its manifest says, or the manifest cannot be read."""
 
     code: ClassVar[ErrorCode] = "INVALID_ARG"
+
+
+class RemoteStoreError(EnginehouseError):
+    """A remote store of builds cannot be reached, or fails."""
+
+    code: ClassVar[ErrorCode] = "UNAVAILABLE"
 
 
 class ServerStartError(EnginehouseError):
