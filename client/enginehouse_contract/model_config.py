@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
 ENGINEHOUSE_PARAMETERS: Final = {
     "build_digest": "build id of what the model serves; read back after a promotion",
+    "engine_reports_usage": "front door: whether the engine model's config lists our own outputs (machine_time_ns "
+    "and others); set false before an engine model that is not from this repository",
     "execution_mode": "CPU engine: accuracy computes in float32, the same bits alone and in any batch; performance "
     "takes the host's fastest arithmetic, which rounds differently at other batch sizes",
     "inter_token_timeout_ms": "front door: give up on an engine that is silent for this long",
     "kv_cache_memory_budget_bytes": "CPU engine: memory of which kv_cache_free_gpu_mem_fraction is taken",
+    "machine_active_watts": "CPU engine: declared power of the machine while it computes, where no counter can be read",
+    "machine_idle_watts": "CPU engine: declared power of the machine while it does not",
     "max_active_requests": "front door: rows generated at a time",
     "max_num_tokens": "CPU engine: tokens computed per step, at most the build's",
     "max_queue_size": "front door and CPU engine: requests that may wait; 0 in the engine means unbounded",

@@ -35,6 +35,10 @@ class Settings:
     ledger_url: str = ""  # sqlite:///path or postgresql://...; empty: ledger.db in the home folder
     on_ledger_failure: OnLedgerFailure = "refuse"  # what becomes of requests while the ledger is away
 
+    def environ(self) -> dict[str, str]:
+        """Return the variables that make another process read these settings."""
+        return {_PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)}
+
     @property
     def store_dir(self) -> Path:
         """Builds, one folder each, named by build id."""

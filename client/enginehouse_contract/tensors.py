@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "FP32", "STRING"]
+DataType = Literal["BOOL", "UINT8", "INT32", "INT64", "UINT64", "FP16", "FP32", "FP64", "STRING"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +346,18 @@ _TENSORRT_LLM_BLS_OUTPUTS: Final = (
     _t("num_output_tokens", "INT32", (1,)),
 )
 
+_ENGINE_USAGE_OUTPUTS: Final = (
+    _t("num_cached_input_tokens", "INT32", (1,)),
+    _t("num_recomputed_tokens", "INT32", (1,)),
+    _t("machine_time_ns", "INT64", (1,)),
+    _t("energy_uj", "INT64", (1,)),
+    _t("is_energy_estimated", "BOOL", (1,)),
+)
+"""What our engine answers beyond NVIDIA's, with a sequence's last response when `return_perf_metrics` is set: exact
+counts, and the sequence's part of the machine's time and energy."""
+
+ENGINE_USAGE_NAMES: Final = tuple(tensor.name for tensor in _ENGINE_USAGE_OUTPUTS)
+
 _PREPROCESSING_PARAMETERS: Final = (
     "add_special_tokens",
     "gpt_model_path",
@@ -424,8 +436,18 @@ _FRONT_DOOR_OUTPUTS: Final = (
     _t("num_cached_input_tokens", "INT32", (1,)),
     _t("request_id", "STRING", (1,)),
     _t("build_id", "STRING", (1,)),
+    _t("num_draft_tokens", "INT32", (1,)),
+    _t("num_accepted_draft_tokens", "INT32", (1,)),
+    _t("cost", "STRING", (1,)),
+    _t("currency", "STRING", (1,)),
+    _t("price_book_id", "STRING", (1,)),
+    _t("energy_joules", "FP64", (1,)),
+    _t("is_energy_estimated", "BOOL", (1,)),
+    _t("budget_warnings", "STRING", (-1,)),
 )
-"""What our front door answers beyond NVIDIA's, with the last response of each sequence."""
+"""What our front door answers beyond NVIDIA's, with the last response of each sequence. Cost (a decimal string), price
+book and energy are the whole row's and come with the last response of its last sequence; a tensor that is not there is
+unknown, not 0."""
 
 _FRONT_DOOR_PARAMETERS: Final = ("gpt_model_path", "skip_special_tokens", "tokenizer_dir")
 """Known from the other models; our front door tokenizes itself."""
@@ -548,7 +570,7 @@ PREPROCESSING: Final = ModelContract(
     "preprocessing", _PREPROCESSING_INPUTS, _PREPROCESSING_OUTPUTS, _PREPROCESSING_PARAMETERS
 )
 TENSORRT_LLM: Final = ModelContract(
-    "tensorrt_llm", _TENSORRT_LLM_INPUTS, _TENSORRT_LLM_OUTPUTS, _TENSORRT_LLM_PARAMETERS
+    "tensorrt_llm", _TENSORRT_LLM_INPUTS, (*_TENSORRT_LLM_OUTPUTS, *_ENGINE_USAGE_OUTPUTS), _TENSORRT_LLM_PARAMETERS
 )
 POSTPROCESSING: Final = ModelContract(
     "postprocessing", _POSTPROCESSING_INPUTS, _POSTPROCESSING_OUTPUTS, _POSTPROCESSING_PARAMETERS

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from enginehouse_backends.front_door.door import Job, Request
+from enginehouse_backends.front_door.request import parse_front_request
+from enginehouse_backends.front_door.routes import Route
+from enginehouse_backends.front_door.row_usage import RowUsage
 from enginehouse_contract.errors import EngineUnavailableError, RequestCancelledError
 
 if TYPE_CHECKING:
@@ -16,7 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from enginehouse_backends.accounting.meter import Meter
+    from enginehouse_backends.front_door.door import FrontDoor
+
 END_ID = 256
+ROUTE = Route("r1", "engine", "unused", "unused", "sha256:build")
 
 
 def tokens_of(text: str) -> list[int]:
@@ -123,6 +131,45 @@ class RecordingSink:
     def finish_reasons(self) -> list[str]:
         """Return the finish reasons in the order they came."""
         return [r["finish_reason"][0, 0].decode() for r in self.responses if "finish_reason" in r]
+
+
+def ask(
+    door: FrontDoor,
+    *,
+    deadline_s: float | None = None,
+    rows: int = 1,
+    meter: Meter | None = None,
+    request_id: str = "id-1",
+    **inputs: Any,
+) -> RecordingSink:
+    """Send a request of equal rows, accounted for by *meter*, and return its sink."""
+    values: dict[str, Any] = {"text_input": "hi", "max_tokens": 100, "stream": True, **inputs}
+    arrays = {name: _array(value, rows) for name, value in values.items()}
+    parsed = parse_front_request(arrays, {})
+    sink = RecordingSink()
+    request = Request(sink, request_id, sum(row.num_sequences for row in parsed))
+    jobs = []
+    for index, row in enumerate(parsed):
+        prompt = tokens_of(row.text or "")
+        usage = RowUsage(len(prompt), row.num_sequences)
+        jobs.append(Job(request, row, index if rows > 1 else None, ROUTE, prompt, deadline_s, usage))
+        if meter is not None:
+            jobs[-1].accounting = meter.open(
+                tenant=row.tenant,
+                request_id=jobs[-1].accounting_id,
+                model="small",
+                build_id=ROUTE.build_id,
+                upper_bound=usage.upper_bound(row.max_tokens),
+            )
+    door.accept(jobs)
+    return sink
+
+
+def _array(value: Any, rows: int) -> np.ndarray:
+    values = value if isinstance(value, list) else [value]
+    if isinstance(values[0], str):
+        return np.array([[item.encode() for item in values]] * rows, np.object_)
+    return np.array([values] * rows)
 
 
 def wait_until(condition: Any, timeout_s: float = 5.0) -> None:

@@ -12,8 +12,9 @@ import fsspec
 from moto.server import ThreadedMotoServer
 
 if TYPE_CHECKING:
-    import pytest
     from collections.abc import Iterator
+
+    import pytest
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ USAGE_COLUMNS: Final = (
     "num_output_tokens",
     "num_draft_rejected_tokens",
     "num_recomputed_tokens",
+    "num_discarded_tokens",
 )
 """The token classes, named as in :class:`~enginehouse_contract.usage.TokenUsage`."""
 
@@ -201,7 +202,14 @@ def _create_tables(connection: Connection) -> None:
     METADATA.create_all(connection)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_tables,)
+def _add_discarded_tokens(connection: Connection) -> None:
+    """Version 1 had no class for tokens generated past a sequence's end."""
+    for table in (entries, holds, daily_usage):
+        if "num_discarded_tokens" not in {column["name"] for column in inspect(connection).get_columns(table.name)}:
+            connection.execute(text(f"ALTER TABLE {table.name} ADD num_discarded_tokens BIGINT NOT NULL DEFAULT 0"))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_tables, _add_discarded_tokens)
 """Step n makes a ledger of version n out of one of version n - 1. Steps are only ever added."""
 
 _MIGRATION_LOCK: Final = 0x656E67696E65  # any number no one else uses in this database

@@ -6,12 +6,16 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from enginehouse_backends.accounting.energy import EnergySplitter, find_meter
 from enginehouse_backends.accounting.ledger import Ledger
 from enginehouse_backends.accounting.ledger_meter import LedgerMeter
+from enginehouse_backends.accounting.machine_clock import SharedClock
+from enginehouse_backends.accounting.machine_time import MachineTimeReporter
 from enginehouse_backends.accounting.meter import NoMeter
 from enginehouse_contract.errors import LedgerUnavailableError
 
 if TYPE_CHECKING:
+    from enginehouse_backends.accounting.energy import PowerModel
     from enginehouse_backends.accounting.meter import Meter
     from enginehouse_contract.settings import Settings
 
@@ -30,6 +34,24 @@ def open_ledger(settings: Settings, *, may_be_away: bool = False) -> Ledger:
             settings.home.mkdir(parents=True, exist_ok=True)
     url = settings.ledger_url or f"sqlite:///{settings.home / 'ledger.db'}"
     return Ledger(url, may_be_away=may_be_away)
+
+
+def open_energy(settings: Settings, declared: PowerModel | None) -> EnergySplitter:
+    """Return what splits this machine's time and energy, shared by every engine of the installation."""
+    meter = find_meter(declared)
+    clock = SharedClock(settings.home, () if meter is None else meter.read_counters())
+    return EnergySplitter(meter, clock)
+
+
+def open_machine_time(settings: Settings, energy: EnergySplitter) -> MachineTimeReporter | None:
+    """Return what writes the machine's time to the ledger; None where accounting is off.
+
+    Raises:
+        ConfigurationError: See :func:`open_ledger`.
+    """
+    if settings.accounting == "off":
+        return None
+    return MachineTimeReporter(open_ledger(settings, may_be_away=True), energy)
 
 
 def open_meter(settings: Settings) -> Meter:

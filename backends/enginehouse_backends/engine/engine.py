@@ -16,9 +16,10 @@ import secrets
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
+from enginehouse_backends.accounting.energy import EnergySplitter
 from enginehouse_backends.engine.blocks import BlockPool
 from enginehouse_backends.engine.delivery import Delivery
 from enginehouse_backends.engine.generation import Generation
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     Outputs = list[tuple[OutputCallback, SequenceOutput]]
 
 _LOGGER = logging.getLogger(__name__)
+_IDLE_PERIOD_S: Final = 10.0  # an idle engine says so this often, for the machine's books
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,23 @@ class _Submission:
 
 
 class Engine:
-    """In-flight batching over a runner. Thread-safe; close it (or use it as a context manager) to end its threads."""
+    """In-flight batching over a runner. Thread-safe; close it (or use it as a context manager) to end its threads.
 
-    def __init__(self, runner: Runner, vocabulary: Vocabulary, config: EngineConfig) -> None:
+    Args:
+        runner: Computes steps.
+        vocabulary: The model's tokens, for stop and bad words.
+        config: How to serve.
+        energy: Splits the machine's time and energy over sequences (default: time alone).
+    """
+
+    def __init__(
+        self, runner: Runner, vocabulary: Vocabulary, config: EngineConfig, energy: EnergySplitter | None = None
+    ) -> None:
         self.config = config
         self.pool = BlockPool(runner.num_blocks, runner.tokens_per_block, enable_reuse=config.enable_kv_cache_reuse)
         self._runner = runner
         self._vocabulary = vocabulary
+        self._energy = energy or EnergySplitter()
         self._scheduler = Scheduler(config.scheduler, self.pool)
         self._drafting = Drafting(config.scheduler.max_num_tokens)
         self._generations: dict[SequenceId, Generation] = {}
@@ -159,7 +171,9 @@ class Engine:
         with self._wake:
             if not self._inbox and not self._closing and not self._scheduler.has_work:
                 self._scheduler.audit()  # costs nothing while idle; a leak shows here first
-                self._wake.wait_for(lambda: self._inbox or self._closing)
+                while not self._wake.wait_for(lambda: self._inbox or self._closing, _IDLE_PERIOD_S):
+                    self._energy.end_idle()
+                self._energy.end_idle()
             if self._closing:
                 return False
             messages = list(self._inbox)
@@ -215,6 +229,7 @@ class Engine:
                 self._fail((piece,), error)
             row += piece.num_logit_rows
         self._scheduler.apply(plan, sampled)
+        self._energy.end_step({piece.sequence_id: len(piece.token_ids) for piece in plan.slices})
         self._deliver(sampled)
 
     def _deliver(self, sampled: dict[SequenceId, TokenIds]) -> None:
@@ -238,7 +253,15 @@ class Engine:
         siblings.remove(sequence.sequence_id)
         if not siblings:
             del self._sequence_ids[sequence.request.request_id]
-        return generation.take_output(error)
+        output = generation.take_output(error)
+        share = self._energy.take(sequence.sequence_id)
+        stats = replace(
+            output.stats,
+            machine_time_ns=share.machine_ns,
+            energy_uj=share.energy_uj if self._energy.tells_energy else None,
+            is_energy_estimated=share.is_estimated,
+        )
+        return replace(output, stats=stats)
 
     def _fail(self, slices: Iterable[SequenceSlice], error: Exception) -> None:
         text = str(error) if isinstance(error, EnginehouseError) else f"a step failed ({type(error).__name__}: {error})"

@@ -97,6 +97,9 @@ class SequenceStats:
     first_scheduled_time_ns: int = 0
     first_token_time_ns: int = 0
     last_token_time_ns: int = 0
+    machine_time_ns: int = 0  # this sequence's part of the steps it was in
+    energy_uj: int | None = None  # likewise; None: nothing tells
+    is_energy_estimated: bool = False  # declared rather than measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from enginehouse_backends.accounting.meter import NoMeter
 from enginehouse_backends.admission.fair_queue import FairQueue, QueueLimits, Ticket
 from enginehouse_backends.front_door.engine_client import stop_engine
 from enginehouse_contract.errors import (
@@ -34,10 +35,13 @@ from enginehouse_contract.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from enginehouse_backends.accounting.meter import MeteredRequest
+    from enginehouse_backends.accounting.records import UsageRecord
     from enginehouse_backends.front_door.engine_client import CallEngine
     from enginehouse_backends.front_door.generation import FinishReasonName
     from enginehouse_backends.front_door.request import FrontRow
     from enginehouse_backends.front_door.routes import Route
+    from enginehouse_backends.front_door.row_usage import RowUsage
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -102,26 +106,52 @@ class Job:
     route: Route
     prompt_token_ids: list[int]
     deadline_s: float | None
+    usage: RowUsage
+    accounting: MeteredRequest = field(default_factory=NoMeter)
+    accepted_s: float = field(default_factory=time.monotonic)
     engine_request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     ticket: Ticket[Job] | None = None
     last_activity_s: float = 0.0
     end_reason: FinishReasonName | None = None  # why it must end before the engine ends it
+    first_token_s: float | None = None
+    finish_reason: FinishReasonName | None = None  # how it ended
+    record: UsageRecord | None = None  # of its accounting
     is_over: bool = False
+
+    @property
+    def accounting_id(self) -> str:
+        """What the ledger knows the row by: the request's id, and which row it is."""
+        return self.request.request_id if self.row_index is None else f"{self.request.request_id}#{self.row_index}"
+
+    def settle(self, reason: FinishReasonName) -> UsageRecord | None:
+        """End the accounting with what was used so far; the first call counts.
+
+        Raises :class:`LedgerUnavailableError` when the ledger is away and the policy is to refuse.
+        """
+        self.finish_reason = self.finish_reason or reason
+        self.record = self.accounting.settle(self.usage.tokens(), self.finish_reason, share=self.usage.share())
+        return self.record
 
 
 class FrontDoor:
-    """Runs rows over an engine; ``run_row`` turns one admitted job into responses."""
+    """Runs rows over an engine; ``run_row`` turns one admitted job into responses, ``on_end`` hears of every end."""
 
     def __init__(
-        self, settings: DoorSettings, call_engine: CallEngine, run_row: Callable[[FrontDoor, Job], None]
+        self,
+        settings: DoorSettings,
+        call_engine: CallEngine,
+        run_row: Callable[[FrontDoor, Job], None],
+        on_end: Callable[[Job], None] = lambda _: None,
     ) -> None:
         self.call_engine = call_engine
+        self._on_end = on_end
         self._settings = settings
         self._run_row = run_row
         self._lock = threading.Lock()
         self._queue: FairQueue[Job] = FairQueue(settings.queue)
         self._jobs: set[Job] = set()
         self._closing = threading.Event()
+        self._settlers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="front-door-settle")
         self._stoppers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="front-door-stop")
         self._pings: dict[str, float] = {}  # engine model -> when its running ping began
         self._watcher = threading.Thread(target=self._watch, name="front-door-watcher", daemon=True)
@@ -154,6 +184,8 @@ class FrontDoor:
     def charge_output(self, job: Job, num_tokens: int) -> None:
         """Count generated tokens as their tenant's service, and the engine as alive."""
         job.last_activity_s = time.monotonic()
+        if num_tokens and job.first_token_s is None:
+            job.first_token_s = job.last_activity_s
         with self._lock:
             self._queue.charge_output(job.row.tenant, num_tokens)
 
@@ -173,6 +205,7 @@ class FrontDoor:
             self._abandon(job, EngineUnavailableError("the server is shutting down."))
             self._stoppers.submit(self._stop_engine, job)
         self._stoppers.shutdown(wait=True)
+        self._settlers.shutdown(wait=True)
 
     def _enter(self, job: Job, now_s: float) -> Ticket[Job]:
         deadline_s = float("inf") if job.deadline_s is None else job.deadline_s
@@ -184,7 +217,7 @@ class FrontDoor:
 
     def _dispatch(self) -> None:
         """Start a thread for every job that may start now."""
-        while True:
+        while not self._closing.is_set():
             with self._lock:
                 ticket = self._queue.admit(time.monotonic())
             if ticket is None:
@@ -196,6 +229,7 @@ class FrontDoor:
         try:
             self._run_row(self, job)
         except BaseException as error:  # noqa: BLE001 - a request must end, whatever went wrong
+            _settle_or_log(job, job.end_reason or _reason_of(error))
             job.request.sink.fail(_error_of_early_end(job) or error)
             self._stop_siblings(job)
         finally:
@@ -215,13 +249,20 @@ class FrontDoor:
             job.is_over = True
             self._queue.leave(job.ticket, time.monotonic())
             self._jobs.discard(job)
+        self._on_end(job)
         self._dispatch()
 
     def _abandon(self, job: Job, error: EnginehouseError) -> None:
-        """End a job whose thread may never return."""
-        job.end_reason = job.end_reason or "error"
-        job.request.sink.fail(error)
+        """End a job whose thread may never return, or that never had one."""
+        was_active = job.ticket is not None and job.ticket.is_active
+        job.end_reason = job.end_reason or _reason_of(error)
+        job.finish_reason = job.finish_reason or job.end_reason
+        if was_active:
+            self._settlers.submit(_settle_or_log, job, job.end_reason)
+        else:
+            self._settlers.submit(job.accounting.release, str(error))
         self._leave(job)
+        job.request.sink.fail(error)
 
     def _stop_engine(self, job: Job) -> None:
         try:
@@ -293,6 +334,19 @@ class FrontDoor:
 
 
 _PING_NUMBERS = itertools.count()
+
+
+def _settle_or_log(job: Job, reason: FinishReasonName) -> None:
+    try:
+        job.settle(reason)
+    except EnginehouseError as error:
+        _LOGGER.warning("request %s: %s", job.request.request_id, error)
+
+
+def _reason_of(error: BaseException) -> FinishReasonName:
+    if isinstance(error, RequestCancelledError):
+        return "cancelled"
+    return "timeout" if isinstance(error, DeadlineExceededError) else "error"
 
 
 def _error_of_early_end(job: Job) -> EnginehouseError | None:

@@ -16,13 +16,14 @@ repeat its random numbers every round.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from enginehouse_backends.front_door.engine_client import EngineDelta, prompt_inputs, read_delta
 from enginehouse_backends.speculation.ngram import NgramProposer
+from enginehouse_contract.tensors import ENGINE_USAGE_NAMES, PERF_METRIC_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,24 +40,22 @@ _ROUND_OUTPUTS = (
     "cum_log_probs",
     "output_log_probs",
     "generation_logits",
-    "kv_cache_alloc_new_blocks",
-    "kv_cache_reused_blocks",
-    "kv_cache_alloc_total_blocks",
-    "arrival_time_ns",
-    "first_scheduled_time_ns",
-    "first_token_time_ns",
-    "last_token_time_ns",
-    "total_accepted_draft_tokens",
-    "total_draft_tokens",
+    *(name for name in PERF_METRIC_NAMES if name != "acceptance_rate"),
+    *ENGINE_USAGE_NAMES,
 )
+_MACHINE_NAMES = ("machine_time_ns", "energy_uj", "is_energy_estimated")
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens and, where the target is to compare distributions, the logits they came from, [n, vocab]."""
+    """Proposed tokens and, where the target is to compare distributions, the logits they came from, [n, vocab].
+
+    ``metrics`` hold the drafting engine's part of the machine, where one drafted.
+    """
 
     token_ids: tuple[int, ...]
     logits: NDArray[np.float32] | None = None
+    metrics: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class DraftSource(Protocol):
@@ -100,20 +99,23 @@ class DraftModelSource:
             **prompt_inputs(context, max_tokens),
             "min_tokens": np.array([[max_tokens]], np.int32),
             "exclude_input_in_output": np.array([[True]]),
+            "return_perf_metrics": np.array([[True]]),
             **_seed(self._sampling, len(context), "draft"),
         }
-        outputs = ["output_ids", "sequence_length"]
+        outputs = ["output_ids", "sequence_length", *_MACHINE_NAMES]
         if self._with_logits:
             asked["return_generation_logits"] = np.array([[True]])
             outputs.append("generation_logits")
         token_ids: tuple[int, ...] = ()
         logits: NDArray[np.float32] | None = None
+        metrics: Tensors = {}
         for response in self._call_engine(self._model_name, asked, outputs, request_id=self._request_id):
             delta = read_delta(response)
             token_ids += delta.token_ids
             if "generation_logits" in delta.logits:
                 logits = delta.logits["generation_logits"].reshape(len(token_ids), -1)
-        return Draft(token_ids, logits)
+            metrics = delta.metrics or metrics
+        return Draft(token_ids, logits, metrics)
 
 
 def generate_with_drafts(
@@ -154,10 +156,12 @@ def generate_with_drafts(
         if draft.logits is not None:
             asked["draft_logits"] = draft.logits[None]
         token_ids: tuple[int, ...] = ()
+        totals.add_draft(draft.metrics)
         for response in call_engine(model_name, asked, _ROUND_OUTPUTS, request_id=request_id, parameters=parameters):
             delta = read_delta(response)
             token_ids += delta.token_ids
-            totals.add(delta.metrics or {})
+            if delta.metrics:
+                totals.add_round(delta.metrics, len(context))
         context.extend(token_ids)
         num_tokens += len(token_ids)
         cum_log_prob += delta.cum_log_prob or 0.0
@@ -180,26 +184,48 @@ def generate_with_drafts(
 
 
 class _RoundTotals:
-    """Adds up what the rounds report: drafts and new blocks of all, the prompt's reuse and start of the first."""
+    """Adds up what the rounds report: drafts, machine time and recomputed tokens of all, the rest of the first."""
 
     def __init__(self) -> None:
         self._first: dict[str, NDArray[Any]] = {}
         self._last: dict[str, NDArray[Any]] = {}
         self._num_drafts = 0
         self._num_accepted = 0
+        self._num_recomputed = 0
+        self._machine: dict[str, int] = {}
 
-    def add(self, metrics: Tensors) -> None:
-        self._first = self._first or dict(metrics)
-        self._last = dict(metrics)
+    def add_draft(self, metrics: Tensors) -> None:
+        """Add the drafting engine's part of the machine."""
+        for name in _MACHINE_NAMES:
+            if name in metrics:
+                self._machine[name] = self._machine.get(name, 0) + _scalar(metrics, name, 0)
+
+    def add_round(self, metrics: Tensors, num_context_tokens: int) -> None:
+        """Add a round of the target, whose prompt was the context so far."""
+        self.add_draft(metrics)
         self._num_drafts += _scalar(metrics, "total_draft_tokens", 0)
         self._num_accepted += _scalar(metrics, "total_accepted_draft_tokens", 0)
+        self._num_recomputed += _scalar(metrics, "num_recomputed_tokens", 0)
+        if self._first:
+            # Of a later round's context only its last token is new to the engine.
+            num_cached = _scalar(metrics, "num_cached_input_tokens", num_context_tokens - 1)
+            self._num_recomputed += max(0, num_context_tokens - num_cached - 1)
+        self._first = self._first or dict(metrics)
+        self._last = dict(metrics)
 
     def metrics(self) -> dict[str, NDArray[Any]]:
+        """Return the sums, shaped as one call's metrics are."""
         rate = self._num_accepted / self._num_drafts if self._num_drafts else 0.0
         last_token = {name: self._last[name] for name in ("last_token_time_ns",) if name in self._last}
+        machine = {
+            name: np.array([[total]], np.int64 if name != "is_energy_estimated" else np.bool_)
+            for name, total in self._machine.items()
+        }
         return {
             **self._first,
             **last_token,
+            **machine,
+            "num_recomputed_tokens": np.array([[self._num_recomputed]], np.int32),
             "total_draft_tokens": np.array([[self._num_drafts]], np.int32),
             "total_accepted_draft_tokens": np.array([[self._num_accepted]], np.int32),
             "acceptance_rate": np.array([[rate]], np.float32),

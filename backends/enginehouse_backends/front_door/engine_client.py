@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from enginehouse_contract.tensors import PERF_METRIC_NAMES
+from enginehouse_contract.tensors import ENGINE_USAGE_NAMES, PERF_METRIC_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ _ENGINE_OUTPUTS: Final = (
     "output_log_probs",
     *LOGITS_NAMES,
     *PERF_METRIC_NAMES,
+    *ENGINE_USAGE_NAMES,
 )
 
 
@@ -94,7 +95,7 @@ def read_delta(response: Tensors) -> EngineDelta:
     log_probs = response.get("output_log_probs")
     cum_log_prob = response.get("cum_log_probs")
     sequence_index = response.get("sequence_index")
-    metrics = {name: response[name] for name in PERF_METRIC_NAMES if name in response}
+    metrics = {name: response[name] for name in (*PERF_METRIC_NAMES, *ENGINE_USAGE_NAMES) if name in response}
     return EngineDelta(
         sequence_index=0 if sequence_index is None else int(sequence_index.reshape(-1)[0]),
         token_ids=tuple(response["output_ids"].reshape(-1)[:length].tolist()),

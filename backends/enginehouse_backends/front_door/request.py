@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
+from enginehouse_backends.accounting.records import MAX_NAME_BYTES
 from enginehouse_backends.tokenization.word_lists import MAX_WORD_BYTES, MAX_WORDS
 from enginehouse_backends.triton.row_reader import RowReader
 from enginehouse_contract.errors import InvalidRequestError, UnsupportedFeatureError, refusal
 from enginehouse_contract.tensors import ENSEMBLE, TENSORRT_LLM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,8 +29,10 @@ _SPECULATE_MODES: Final = get_args(SpeculateMode)
 TENANT_HEADERS: Final = ("x-tenant-id", "x-enginehouse-tenant")
 """Forwarded headers that name the tenant; a trusted header wins over the request's own `tenant`."""
 
+KEY_HEADERS: Final = ("x-enginehouse-key",)
+"""Forwarded headers that name the tenant's API key, for budgets by key."""
+
 DEFAULT_TENANT: Final = "default"
-MAX_TENANT_BYTES: Final = 256
 _MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 
 _REFUSED_INPUTS: Final = {
@@ -76,6 +79,7 @@ class FrontRow:
     use_draft_logits: bool
     speculate: SpeculateMode | None
     tenant: str
+    key_id: str
     priority: int
     timeout_s: float | None
     engine_inputs: Mapping[str, NDArray[Any]]  # under the engine's names, batch of one
@@ -90,8 +94,8 @@ def parse_front_request(inputs: Mapping[str, NDArray[Any]], parameters: Mapping[
     for name, array in inputs.items():
         if array.shape[0] != num_rows:
             raise InvalidRequestError(refusal(name, "has another batch size than the others", limit=num_rows))
-    tenant = _trusted_tenant(parameters)
-    return [_parse_row(RowReader(inputs, index), inputs, index, tenant) for index in range(num_rows)]
+    caller = _Caller(_trusted_name(parameters, TENANT_HEADERS), _trusted_name(parameters, KEY_HEADERS) or "")
+    return [_parse_row(RowReader(inputs, index), inputs, index, caller) for index in range(num_rows)]
 
 
 def client_wording(message: str) -> str:
@@ -103,24 +107,31 @@ def client_wording(message: str) -> str:
     return re.sub(r"`(\w+)`", lambda match: f"`{engine_to_front.get(match[1], match[1])}`", message)
 
 
-def _trusted_tenant(parameters: Mapping[str, Any]) -> str | None:
+class _Caller(NamedTuple):
+    """Who asks, by headers that the server forwards."""
+
+    tenant: str | None
+    key_id: str
+
+
+def _trusted_name(parameters: Mapping[str, Any], headers: Sequence[str]) -> str | None:
     """A forwarded header; its spelling is the client's over HTTP and lower case over gRPC."""
     for name, value in parameters.items():
-        if name.lower() in TENANT_HEADERS:
-            return _check_tenant(str(value))
+        if name.lower() in headers:
+            return _check_name(name.lower(), str(value))
     return None
 
 
-def _check_tenant(tenant: str) -> str:
-    size = len(tenant.encode("utf-8", "surrogatepass"))
-    if not 0 < size <= MAX_TENANT_BYTES:
-        raise InvalidRequestError(refusal("tenant", "has a bad length", limit=f"{MAX_TENANT_BYTES} bytes", given=size))
-    if not tenant.isprintable():
-        raise InvalidRequestError(refusal("tenant", "holds control characters", given=repr(tenant)))
-    return tenant
+def _check_name(field: str, name: str) -> str:
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 0 < size <= MAX_NAME_BYTES:
+        raise InvalidRequestError(refusal(field, "has a bad length", limit=f"{MAX_NAME_BYTES} bytes", given=size))
+    if not name.isprintable():
+        raise InvalidRequestError(refusal(field, "holds control characters", given=repr(name)))
+    return name
 
 
-def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, trusted_tenant: str | None) -> FrontRow:
+def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, caller: _Caller) -> FrontRow:
     text, messages = row.text("text_input"), row.text("messages")
     if (text is None) == (messages is None):
         problem = "and `messages` exclude each other" if text is not None else "or `messages` is required"
@@ -156,7 +167,8 @@ def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, t
         num_draft_tokens=row.integer("num_draft_tokens", 0, 0) if row.scalar("num_draft_tokens") is not None else None,
         use_draft_logits=row.flag("use_draft_logits"),
         speculate=_speculate(row),
-        tenant=trusted_tenant or _check_tenant(row.text("tenant") or DEFAULT_TENANT),
+        tenant=caller.tenant or _check_name("tenant", row.text("tenant") or DEFAULT_TENANT),
+        key_id=caller.key_id,
         priority=row.integer("priority", 0, 0),
         timeout_s=timeout_ms / 1000 if timeout_ms else None,
         engine_inputs={

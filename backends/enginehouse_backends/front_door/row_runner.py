@@ -14,6 +14,7 @@ import numpy as np
 from enginehouse_backends.front_door.generation import SequenceText, TextDelta
 from enginehouse_backends.tokenization.detokenizer import decode_tokens
 from enginehouse_backends.tokenization.stop_strings import StopAutomaton
+from enginehouse_contract.money import format_amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from enginehouse_backends.front_door.door import FrontDoor, Job
     from enginehouse_backends.front_door.engine_client import EngineDelta
+    from enginehouse_backends.front_door.generation import FinishReasonName
     from enginehouse_backends.tokenization.vocabulary import Vocabulary
 
     Outputs = dict[str, NDArray[Any]]
@@ -37,7 +39,6 @@ class TextOptions:
 
     skip_special_tokens: bool = True
     accumulate_tokens: bool = False  # each response carries the whole text so far (NVIDIA's option of this name)
-    tokens_per_block: int = 32  # of the engine's KV cache: reused blocks are counted in cached tokens
 
 
 @dataclass(slots=True)
@@ -86,22 +87,31 @@ class RowRunner:
 
     def run(self, door: FrontDoor, deltas: Iterator[EngineDelta]) -> None:
         """Send every response of the row; raise what the engine raised, unless the job was ended early with text."""
-        try:
-            for delta in deltas:
-                self._take(door, delta)
-        except Exception:
-            if self._job.end_reason not in _ENDS_WITH_TEXT or not any(s.text.num_tokens for s in self._sequences):
-                raise
+        for delta in self._until_early_end(deltas):
+            self._take(door, delta)
         for sequence in self._sequences:
             if not sequence.is_sent:
                 self._send_last(sequence, {})
 
+    def _until_early_end(self, deltas: Iterator[EngineDelta]) -> Iterator[EngineDelta]:
+        """The engine's deltas; its error is no error where the row was ended early and has text."""
+        try:
+            yield from deltas
+        except Exception:
+            if self._job.end_reason not in _ENDS_WITH_TEXT or not any(s.text.num_tokens for s in self._sequences):
+                raise
+
     def _take(self, door: FrontDoor, delta: EngineDelta) -> None:
         sequence = self._sequences[delta.sequence_index]
+        usage = self._job.usage.sequences[delta.sequence_index]
         door.charge_output(self._job, len(delta.token_ids))
+        usage.num_generated_tokens += len(delta.token_ids)
+        usage.metrics = delta.metrics or usage.metrics
         if sequence.is_sent:
             return
         sequence.add(sequence.text.push(delta.token_ids, delta.log_probs, delta.cum_log_prob))
+        usage.num_output_tokens = sequence.text.num_tokens
+        self._job.accounting.progress(self._job.usage.tokens())
         if delta.logits:
             sequence.unsent_logits.append(delta.logits)
         if delta.metrics is not None:
@@ -116,22 +126,45 @@ class RowRunner:
             sequence.add(sequence.text.end(self._job.end_reason or "stop"))
         end = sequence.end
         assert end is not None, "ending a sequence's text says how it ended"
-        num_input_tokens = len(self._job.prompt_token_ids)
+        sequence.is_sent = True
+        usage = self._job.usage
+        counts = usage.sequences[sequence.text.sequence_index]
         outputs = {
             **self._outputs(sequence),
             **(metrics if self._job.row.wants_perf_metrics else {}),
             "finish_reason": _strings(end.finish_reason or "stop"),
             "stop_reason": _strings(end.stop_reason or ""),
-            "num_input_tokens": np.array([[num_input_tokens]], np.int32),
+            "num_input_tokens": np.array([[usage.num_input_tokens]], np.int32),
             "num_output_tokens": np.array([[sequence.text.num_tokens]], np.int32),
             "request_id": _strings(self._job.request.request_id),
             "build_id": _strings(self._job.route.build_id),
         }
-        if (reused_blocks := metrics.get("kv_cache_reused_blocks")) is not None:
-            num_cached = int(reused_blocks.reshape(-1)[0]) * self._options.tokens_per_block
-            outputs["num_cached_input_tokens"] = np.array([[min(num_cached, num_input_tokens)]], np.int32)
-        sequence.is_sent = True
+        if (num_cached := usage.num_cached_input_tokens) is not None:
+            outputs["num_cached_input_tokens"] = np.array([[num_cached]], np.int32)
+        if (num_drafts := counts.count("total_draft_tokens")) is not None:
+            num_accepted = counts.count("total_accepted_draft_tokens") or 0
+            outputs["num_draft_tokens"] = np.array([[num_drafts]], np.int32)
+            outputs["num_accepted_draft_tokens"] = np.array([[num_accepted]], np.int32)
+        if all(other.is_sent for other in self._sequences):
+            outputs.update(self._settle(end.finish_reason or "stop"))
         self._job.request.send(outputs, ends_sequence=True)
+
+    def _settle(self, reason: FinishReasonName) -> Outputs:
+        """End the row's accounting, durably, and tell what it came to."""
+        job = self._job
+        record = job.settle(reason)
+        outputs: Outputs = {}
+        if record is not None and record.amount is not None:
+            outputs["cost"] = _strings(format_amount(record.amount))
+            outputs["currency"] = _strings(record.currency or "")
+            outputs["price_book_id"] = _strings(record.book_id or "")
+        share = job.usage.share()
+        if share is not None and job.usage.tells_energy:
+            outputs["energy_joules"] = np.array([[share.energy_uj / 1e6]])
+            outputs["is_energy_estimated"] = np.array([[share.is_estimated]])
+        if warnings := job.accounting.soft_limits:
+            outputs["budget_warnings"] = np.array([[warning.encode() for warning in warnings]], np.object_)
+        return outputs
 
     def _outputs(self, sequence: _Sequence) -> Outputs:
         """Take what was not sent yet of this sequence."""

@@ -93,7 +93,7 @@ class ServerOptions:
     grpc_port: int = 0
     http_port: int = 0
     metrics_port: int = 0
-    tenant_header_pattern: str = "(?i)x-tenant-id"
+    tenant_header_pattern: str = "(?i)x-tenant-id|x-enginehouse-(tenant|key)"
     ready_timeout_s: float = 120.0
 
 
@@ -130,7 +130,7 @@ class TritonServer:
         assemble_backends(backend_dir, installation, _import_paths())
         state = ServerState(0, *ports, build_id=self._options.build_id, log_file=str(log_file))
         command = [str(installation.binary), *self._flags(state, backend_dir)]
-        environment = _environment(installation.library_dirs)
+        environment = {**_environment(installation.library_dirs), **self._settings.environ()}
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
                 command,

@@ -8,34 +8,43 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from enginehouse_backends.accounting.setup import open_meter
 from enginehouse_backends.admission.fair_queue import QueueLimits
 from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
 from enginehouse_backends.front_door.engine_client import prompt_inputs
 from enginehouse_backends.front_door.generation_mode import open_deltas
-from enginehouse_backends.front_door.request import client_wording, parse_front_request
+from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wording, parse_front_request
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
+from enginehouse_backends.front_door.row_usage import RowUsage
 from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_backends.tokenization.word_lists import encode_word_list, tokenize_words
 from enginehouse_backends.triton import fence
 from enginehouse_backends.triton.child_call import call_model
+from enginehouse_backends.triton.front_door_metrics import FrontDoorMetrics
 from enginehouse_backends.triton.model_parameters import ModelParameters
 from enginehouse_backends.triton.preprocessing import Preprocessor, read_engine_limits
 from enginehouse_contract.errors import ConfigurationError, EnginehouseError, refusal
+from enginehouse_contract.manifest import read_manifest
 from enginehouse_contract.model_config import ENGINEHOUSE_PARAMETERS
-from enginehouse_contract.tensors import TENSORRT_LLM_BLS
+from enginehouse_contract.settings import load_settings
+from enginehouse_contract.tensors import ENGINE_USAGE_NAMES, TENSORRT_LLM_BLS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from enginehouse_backends.front_door.request import FrontRow
+
+_NUM_ADMISSION_THREADS: Final = 32
+_METRICS_PERIOD_S: Final = 0.5
 
 
 class TritonPythonModel:
@@ -70,7 +79,16 @@ class TritonPythonModel:
         settings = DoorSettings(
             limits, inter_token_timeout_s=parameters.integer("inter_token_timeout_ms", 60_000, 1) / 1000
         )
-        self._door = FrontDoor(settings, call_model, self._run_row)
+        self._meter = open_meter(load_settings())
+        registry = fence.MetricRegistry({"model": args["model_name"], "version": args["model_version"]})
+        self._metrics = FrontDoorMetrics(registry, self._meter.counts)
+        call_engine = call_model if parameters.flag("engine_reports_usage", default=True) else call_foreign_engine
+        self._door = FrontDoor(settings, call_engine, self._run_row, self._metrics.report_job)
+        # Reservations are made durable: many at once share one commit, one after another would queue.
+        self._admission = ThreadPoolExecutor(_NUM_ADMISSION_THREADS, thread_name_prefix="front-door-admission")
+        self._closing = threading.Event()
+        self._reporter = threading.Thread(target=self._report, name="front-door-metrics", daemon=True)
+        self._reporter.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Queue every request; each is answered from its rows' threads, or here when it is refused."""
@@ -83,8 +101,12 @@ class TritonPythonModel:
                 stream.fail(_in_client_words(error))
 
     def finalize(self) -> None:
-        """Close the door."""
+        """Close the door, and the books after it."""
+        self._closing.set()
+        self._reporter.join()
+        self._admission.shutdown(wait=True)
         self._door.close()
+        self._meter.close()
 
     def _accept(
         self, stream: fence.ResponseStream, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]
@@ -92,22 +114,46 @@ class TritonPythonModel:
         rows = parse_front_request(inputs, parameters)
         request_id = stream.request_id or f"{id(stream):x}-{time.monotonic_ns():x}"
         request = Request(stream, request_id, sum(row.num_sequences for row in rows))
-        route = self._routes.choose(rows[0].tenant if rows[0].tenant != "default" else request_id)
+        route = self._routes.choose(rows[0].tenant if rows[0].tenant != DEFAULT_TENANT else request_id)
         release = self._releases.get(route)
         now_s = time.monotonic()
-        self._door.accept(
-            [
+        jobs = []
+        for index, row in enumerate(rows):
+            prompt_token_ids = release.encode(row)
+            jobs.append(
                 Job(
                     request,
                     row,
                     index if len(rows) > 1 else None,
                     route,
-                    release.encode(row),
+                    prompt_token_ids,
                     None if row.timeout_s is None else now_s + row.timeout_s,
+                    RowUsage(len(prompt_token_ids), row.num_sequences),
                 )
-                for index, row in enumerate(rows)
-            ]
-        )
+            )
+        self._admission.submit(self._admit, jobs, release.model_name)
+
+    def _admit(self, jobs: list[Job], model_name: str) -> None:
+        """Reserve what the rows of one request may use, and queue them; or refuse them all."""
+        try:
+            for job in jobs:
+                job.accounting = self._meter.open(
+                    tenant=job.row.tenant,
+                    key_id=job.row.key_id,
+                    request_id=job.accounting_id,
+                    model=model_name,
+                    build_id=job.route.build_id,
+                    upper_bound=job.usage.upper_bound(job.row.max_tokens),
+                )
+            self._door.accept(jobs)
+        except Exception as error:  # noqa: BLE001 - every request must be answered, whatever went wrong
+            for job in jobs:
+                job.accounting.release(str(error))
+            jobs[0].request.sink.fail(_in_client_words(error))
+
+    def _report(self) -> None:
+        while not self._closing.wait(_METRICS_PERIOD_S):
+            self._metrics.report_door(self._door)
 
     def _run_row(self, door: FrontDoor, job: Job) -> None:
         release = self._releases.get(job.route)
@@ -137,6 +183,7 @@ class _Releases:
 
 class _Release:
     def __init__(self, tokenizer_dir: Path, engine_dir: Path) -> None:
+        self.model_name = _model_name(engine_dir)
         self.tokenizer = load_tokenizer(tokenizer_dir)
         self._vocab_size = read_engine_limits(engine_dir)[1]
         self._preprocessor = Preprocessor(self.tokenizer, *read_engine_limits(engine_dir), add_special_tokens=True)
@@ -170,6 +217,27 @@ class _Release:
         return self._preprocessor.embedding_bias(
             [word.encode() for word in row.bias_words], row.bias_weights, "embedding_bias_words"
         )[None]
+
+
+def _model_name(engine_dir: Path) -> str:
+    """The name that price books know the model by: the build's, or its folder's where another tool made it."""
+    try:
+        return read_manifest(engine_dir).model_name
+    except EnginehouseError:
+        return engine_dir.name
+
+
+def call_foreign_engine(
+    model_name: str,
+    inputs: Mapping[str, NDArray[Any]],
+    requested_outputs: Sequence[str],
+    *,
+    request_id: str,
+    parameters: Mapping[str, Any] | None = None,
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """As :func:`call_model`, without asking for outputs that only our configs list."""
+    known = [name for name in requested_outputs if name not in ENGINE_USAGE_NAMES]
+    return call_model(model_name, inputs, known, request_id=request_id, parameters=parameters)
 
 
 def _in_client_words(error: BaseException) -> BaseException:

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from enginehouse_backends.accounting.setup import open_energy, open_machine_time
 from enginehouse_backends.engine.engine import Engine
 from enginehouse_backends.engine.request import FinishReason
 from enginehouse_backends.engine.runner import OpenVinoRunner
@@ -33,6 +34,7 @@ from enginehouse_contract.errors import (
 )
 from enginehouse_contract.manifest import verify_build
 from enginehouse_contract.model_config import ENGINEHOUSE_PARAMETERS
+from enginehouse_contract.settings import load_settings
 from enginehouse_contract.tensors import TENSORRT_LLM
 
 if TYPE_CHECKING:
@@ -72,7 +74,10 @@ class TritonPythonModel:
             num_threads=settings.num_threads,
             execution_mode=settings.execution_mode,
         )
-        self._engine = Engine(runner, self._vocabulary, settings.engine)
+        installation = load_settings()
+        energy = open_energy(installation, settings.declared_power)
+        self._machine_time = open_machine_time(installation, energy)
+        self._engine = Engine(runner, self._vocabulary, settings.engine, energy)
         self._limits = RequestLimits(
             vocab_size=runner.vocab_size,
             max_input_len=manifest.limits.max_input_len,
@@ -106,6 +111,8 @@ class TritonPythonModel:
         self._stopping.set()
         self._watcher.join()
         self._engine.close()
+        if self._machine_time is not None:
+            self._machine_time.close()
 
     def _start(self, request: Any, stream: fence.ResponseStream) -> None:
         inputs = fence.read_inputs(request, TENSORRT_LLM.inputs)

@@ -108,7 +108,16 @@ def _perf_metrics(stats: SequenceStats) -> Outputs:
         "first_token_time_ns": stats.first_token_time_ns,
         "last_token_time_ns": stats.last_token_time_ns,
     }
+    usage: Outputs = {
+        "num_cached_input_tokens": np.array([[stats.num_cached_prompt_tokens]], np.int32),
+        "num_recomputed_tokens": np.array([[stats.num_recomputed_tokens]], np.int32),
+        "machine_time_ns": np.array([[stats.machine_time_ns]], np.int64),
+    }
+    if stats.energy_uj is not None:
+        usage["energy_uj"] = np.array([[stats.energy_uj]], np.int64)
+        usage["is_energy_estimated"] = np.array([[stats.is_energy_estimated]])
     return {
+        **usage,
         **{name: np.array([[value]], np.int32) for name, value in counts.items()},
         **{name: np.array([[value]], np.int64) for name, value in times_ns.items()},
         "acceptance_rate": np.array([[acceptance_rate]], np.float32),

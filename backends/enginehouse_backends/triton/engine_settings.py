@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from enginehouse_backends.accounting.energy import PowerModel
 from enginehouse_backends.engine.engine import EngineConfig
 from enginehouse_backends.engine.scheduler import SchedulerConfig
 from enginehouse_contract.errors import ConfigurationError, refusal
@@ -28,6 +30,7 @@ SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 _BATCHING_TYPES = ("inflight_batching", "inflight_fused_batching")
 _DECODING_MODES = ("auto", "top_k", "top_p", "top_k_top_p")
 _DEFAULT_MEMORY_BUDGET_SHARE = 0.25  # of the host's memory, where no budget is stated
+_MAX_WATTS = 1e6
 _DEFAULT_MEMORY_FRACTION = 0.9  # NVIDIA's default of kv_cache_free_gpu_mem_fraction
 
 
@@ -41,6 +44,7 @@ class EngineSettings:
     max_kv_tokens: int | None  # None = as many as the memory holds
     num_threads: int | None  # None = all cores
     execution_mode: ExecutionMode
+    declared_power: PowerModel | None
     exclude_input_in_output: bool
     cancellation_check_period_s: float
     stats_check_period_s: float
@@ -100,10 +104,23 @@ def read_engine_settings(parameters: ModelParameters, limits: BuildLimits) -> En
         execution_mode=cast(
             "ExecutionMode", parameters.choice("execution_mode", "accuracy", ("accuracy", "performance"))
         ),
+        declared_power=_declared_power(parameters),
         exclude_input_in_output=parameters.flag("exclude_input_in_output", default=False),
         cancellation_check_period_s=parameters.integer("cancellation_check_period_ms", 100, 1) / 1000,
         stats_check_period_s=parameters.integer("stats_check_period_ms", 100, 1) / 1000,
     )
+
+
+def _declared_power(parameters: ModelParameters) -> PowerModel | None:
+    names = ("machine_idle_watts", "machine_active_watts")
+    if not any(name in parameters for name in names):
+        return None
+    for name in names:
+        parameters.required(name)
+    idle, active = (Decimal(str(parameters.number(name, 0, 0, _MAX_WATTS))) for name in names)
+    if active < idle:
+        raise ConfigurationError(refusal(names[1], f"must be at least `{names[0]}`", limit=idle, given=active))
+    return PowerModel(idle, active)
 
 
 def _check_attention_window(parameters: ModelParameters, limits: BuildLimits) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import event, func, insert, select
+from sqlalchemy import event, func, insert, select, text
 from tests.backends.accounting.conftest import BOOK
 
 from enginehouse_backends.accounting import schema
@@ -210,8 +210,24 @@ def test_a_ledger_of_a_newer_program_is_refused(ledger_url: str) -> None:
     """It says both versions and what to do."""
     with Ledger(ledger_url) as ledger, ledger.database.begin() as connection:
         connection.execute(insert(schema.ledger_schema), {"version": 99, "applied_at_ns": 0})
-    with pytest.raises(ConfigurationError, match=r"has schema version 99, this program knows 1.*Upgrade"):
+    with pytest.raises(ConfigurationError, match=r"has schema version 99, this program knows 2.*Upgrade"):
         Ledger(ledger_url)
+
+
+def test_a_ledger_of_version_1_gets_the_class_it_lacks(ledger_url: str) -> None:
+    """Its entries discarded nothing, and what is written afterwards is counted."""
+    with Ledger(ledger_url) as ledger:
+        ledger.reserve(RESERVATION)
+        record = ledger.settle(SETTLEMENT)
+        with ledger.database.begin() as connection:
+            for table in ("entries", "holds", "daily_usage"):
+                connection.execute(text(f"ALTER TABLE {table} DROP COLUMN num_discarded_tokens"))
+            connection.execute(text("DELETE FROM ledger_schema WHERE version = 2"))
+    usage = dataclasses.replace(SETTLEMENT.usage, num_discarded_tokens=3)
+    with Ledger(ledger_url) as ledger:
+        assert ledger.find(KEY) == record
+        key = ledger.reserve(dataclasses.replace(RESERVATION, request_id="later")).key
+        assert ledger.settle(dataclasses.replace(SETTLEMENT, key=key, usage=usage)).usage == usage
 
 
 def test_an_older_ledger_is_migrated_once_and_keeps_its_entries(

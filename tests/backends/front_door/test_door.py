@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from tests.support.front_door import END_ID, FakeEngine, RecordingSink, tokens_of, wait_until
+from tests.support.front_door import END_ID, FakeEngine, ask, tokens_of, wait_until
 
 from enginehouse_backends.admission.fair_queue import QueueLimits
-from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
+from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job
 from enginehouse_backends.front_door.engine_client import generate, prompt_inputs
-from enginehouse_backends.front_door.request import parse_front_request
 from enginehouse_backends.front_door.routes import Route
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
 from enginehouse_contract.errors import (
@@ -24,56 +22,11 @@ from enginehouse_contract.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from enginehouse_backends.tokenization.vocabulary import Vocabulary
 
 ROUTE = Route("r1", "engine", "unused", "unused", "sha256:build")
-
-
-@pytest.fixture
-def open_door(byte_vocabulary: Vocabulary) -> Iterator[Callable[..., FrontDoor]]:
-    """Open front doors over scripted engines, and close them."""
-    doors = []
-
-    def open_one(engine: FakeEngine, **settings: Any) -> FrontDoor:
-        limits = QueueLimits(max_active=settings.pop("max_active", 4), max_waiting=settings.pop("max_waiting", 4))
-
-        def run_row(door: FrontDoor, job: Job) -> None:
-            inputs = {**job.row.engine_inputs, **prompt_inputs(job.prompt_token_ids, job.row.max_tokens)}
-            deltas = generate(door.call_engine, "engine", inputs, request_id=job.engine_request_id, parameters={})
-            RowRunner(job, byte_vocabulary, TextOptions(tokens_per_block=32), END_ID).run(door, deltas)
-
-        door = FrontDoor(DoorSettings(limits, **settings), engine, run_row)
-        doors.append(door)
-        return door
-
-    yield open_one
-    for door in doors:
-        door.close()
-
-
-def ask(door: FrontDoor, *, deadline_s: float | None = None, rows: int = 1, **inputs: Any) -> RecordingSink:
-    """Send a request of equal rows and return its sink."""
-    values: dict[str, Any] = {"text_input": "hi", "max_tokens": 100, "stream": True, **inputs}
-    arrays = {name: _array(value, rows) for name, value in values.items()}
-    parsed = parse_front_request(arrays, {})
-    sink = RecordingSink()
-    request = Request(sink, "id-1", sum(row.num_sequences for row in parsed))
-    door.accept(
-        [
-            Job(request, row, index if rows > 1 else None, ROUTE, tokens_of(row.text or ""), deadline_s)
-            for index, row in enumerate(parsed)
-        ]
-    )
-    return sink
-
-
-def _array(value: Any, rows: int) -> np.ndarray:
-    values = value if isinstance(value, list) else [value]
-    if isinstance(values[0], str):
-        return np.array([[item.encode() for item in values]] * rows, np.object_)
-    return np.array([values] * rows)
 
 
 def test_a_stream_ends_with_its_reason_and_usage(open_door: Callable[..., FrontDoor]) -> None:
