@@ -17,8 +17,8 @@ from enginehouse_contract.errors import BuildIntegrityError, ConfigurationError,
 from enginehouse_contract.manifest import MANIFEST_FILE, verify_build
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def quiet(stage: str, fraction: float) -> None:
