@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -116,14 +117,15 @@ def result_as_json(result: GenerationResult, seconds: float) -> dict[str, Any]:
         "request_id": result.request_id,
         "build_id": result.build_id,
         "seconds": round(seconds, 4),
+        "cost": None if result.cost is None else asdict(result.cost),
+        "energy": None if result.energy is None else asdict(result.energy),
+        **({"budget_warnings": result.budget_warnings} if result.budget_warnings else {}),
         "sequences": [
             {
                 "text": sequence.text,
                 "finish_reason": sequence.finish_reason,
                 "stop_reason": sequence.stop_reason,
-                "num_input_tokens": sequence.usage.num_input_tokens,
-                "num_cached_input_tokens": sequence.usage.num_cached_input_tokens,
-                "num_output_tokens": sequence.usage.num_output_tokens,
+                **asdict(sequence.usage),
                 **({"log_probs": sequence.log_probs} if sequence.log_probs else {}),
             }
             for sequence in result.sequences

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import sys
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Final, Optional
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from enginehouse_cli.console import print_json, stdout
@@ -30,6 +31,10 @@ LedgerOption = Annotated[
 SinceOption = Annotated[Optional[str], typer.Option("--since", help="First day (UTC), such as 2026-01-31.")]
 UntilOption = Annotated[Optional[str], typer.Option("--until", help="Last day (UTC), included.")]
 ByOption = Annotated[str, typer.Option("--by", help="Any of tenant, model, build, day; separated by commas.")]
+
+
+_MAX_WIDTH: Final = 10_000
+_NUM_ID_CHARS: Final = len("sha256:") + 12
 
 
 def open_ledger(url: str | None) -> Ledger:
@@ -83,10 +88,25 @@ def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool, as_csv: bool, i
     elif not rows:
         stdout.print(if_none, markup=False)
     else:
-        table = Table(*(name.replace("_", " ") for name in rows[0]), title=title or None)
+        names = [name for name in rows[0] if any(_says_something(row[name]) for row in rows)]
+        table = Table(*(name.replace("_", " ") for name in names), title=title or None)
         for row in rows:
-            table.add_row(*("unknown" if value is None else str(value) for value in row.values()))
-        stdout.print(table)
+            table.add_row(*(_cell(row[name]) for name in names))
+        # A table wider than the terminal is better wrapped by it than cut off in every cell.
+        width = Console(width=_MAX_WIDTH).measure(table).maximum
+        stdout.print(table, width=max(width, stdout.width), crop=False, no_wrap=True)
+
+
+def _says_something(value: object) -> bool:
+    """Whether a value is worth a column: counts of 0 are left to --json and --csv."""
+    return value != 0
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "unknown"
+    text = str(value)
+    return text[:_NUM_ID_CHARS] if text.startswith("sha256:") else text
 
 
 def write_csv(rows: Sequence[dict[str, Any]]) -> None:

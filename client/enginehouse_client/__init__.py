@@ -8,7 +8,15 @@
 
 from enginehouse_client._client import AsyncClient, Client
 from enginehouse_client._request import FRONT_DOOR, GenerationOptions, Message
-from enginehouse_client._results import GeneratedSequence, GenerationChunk, GenerationResult, ModelState, Usage
+from enginehouse_client._results import (
+    Cost,
+    Energy,
+    GeneratedSequence,
+    GenerationChunk,
+    GenerationResult,
+    ModelState,
+    Usage,
+)
 from enginehouse_client._transport import AsyncTransport, Deadline, Transport
 
 __all__ = [
@@ -16,7 +24,9 @@ __all__ = [
     "AsyncClient",
     "AsyncTransport",
     "Client",
+    "Cost",
     "Deadline",
+    "Energy",
     "GeneratedSequence",
     "GenerationChunk",
     "GenerationOptions",

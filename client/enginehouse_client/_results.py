@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from enginehouse_contract.tensors import PERF_METRIC_NAMES
@@ -18,6 +19,25 @@ class Usage:
     num_input_tokens: int | None = None
     num_cached_input_tokens: int | None = None
     num_output_tokens: int | None = None
+    num_draft_tokens: int | None = None  # verified
+    num_accepted_draft_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an answer cost, by which price book (its id is the digest of its content)."""
+
+    amount: Decimal
+    currency: str
+    price_book_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """The answer's part of the machine's energy; estimated where the power is declared rather than measured."""
+
+    joules: float
+    is_estimated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +60,7 @@ class GenerationChunk:
     """A piece of one sequence. The last piece of a sequence has its finish reason and usage (front door).
 
     ``usage.num_output_tokens`` of the pieces add up to the sequence's (the front door tells all on the last piece).
+    Cost and energy are the whole answer's and come with its very last piece; None is unknown, not 0.
     """
 
     text: str
@@ -52,6 +73,9 @@ class GenerationChunk:
     metrics: Mapping[str, float] = field(default_factory=dict)  # with return_perf_metrics, on the last piece
     request_id: str | None = None
     build_id: str | None = None
+    cost: Cost | None = None
+    energy: Energy | None = None
+    budget_warnings: tuple[str, ...] = ()  # soft limits that this request passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,9 @@ class GenerationResult:
     sequences: tuple[GeneratedSequence, ...]
     request_id: str | None
     build_id: str | None
+    cost: Cost | None = None  # None: not known
+    energy: Energy | None = None
+    budget_warnings: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -98,7 +125,8 @@ def make_chunk(outputs: Mapping[str, list[Any]]) -> GenerationChunk:
         values = outputs.get(name)
         return values[0] if values else None
 
-    usage = Usage(first("num_input_tokens"), first("num_cached_input_tokens"), first("num_output_tokens"))
+    usage = Usage(*(first(field.name) for field in fields(Usage)))
+    amount, joules = first("cost"), first("energy_joules")
     return GenerationChunk(
         text=first("text_output") or "",
         sequence_index=int(first("sequence_index") or 0),
@@ -110,6 +138,9 @@ def make_chunk(outputs: Mapping[str, list[Any]]) -> GenerationChunk:
         metrics={name: first(name) for name in PERF_METRIC_NAMES if first(name) is not None},
         request_id=first("request_id"),
         build_id=first("build_id"),
+        cost=None if amount is None else Cost(Decimal(amount), first("currency") or "", first("price_book_id") or ""),
+        energy=None if joules is None else Energy(joules, bool(first("is_energy_estimated"))),
+        budget_warnings=tuple(outputs.get("budget_warnings", ())),
     )
 
 
@@ -123,6 +154,9 @@ def join_chunks(chunks: Iterable[GenerationChunk]) -> GenerationResult:
         tuple(_join_sequence(by_index[index]) for index in sorted(by_index)) or (_join_sequence([]),),
         request_id=next((chunk.request_id for chunk in every if chunk.request_id), None),
         build_id=next((chunk.build_id for chunk in every if chunk.build_id), None),
+        cost=next((chunk.cost for chunk in every if chunk.cost), None),
+        energy=next((chunk.energy for chunk in every if chunk.energy), None),
+        budget_warnings=next((chunk.budget_warnings for chunk in every if chunk.budget_warnings), ()),
     )
 
 
@@ -134,10 +168,9 @@ def _join_sequence(chunks: list[GenerationChunk]) -> GeneratedSequence:
         stop_reason=last.stop_reason,
         log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
         cum_log_prob=last.cum_log_prob,
-        usage=Usage(
-            _last_known(chunk.usage.num_input_tokens for chunk in chunks),
-            _last_known(chunk.usage.num_cached_input_tokens for chunk in chunks),
-            sum(counts)
+        usage=replace(
+            _last_known_usage(chunks),
+            num_output_tokens=sum(counts)
             if (counts := [c for chunk in chunks if (c := chunk.usage.num_output_tokens) is not None])
             else None,
         ),
@@ -145,6 +178,8 @@ def _join_sequence(chunks: list[GenerationChunk]) -> GeneratedSequence:
     )
 
 
-def _last_known(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return known[-1] if known else None
+def _last_known_usage(chunks: list[GenerationChunk]) -> Usage:
+    known: dict[str, int] = {}
+    for chunk in chunks:
+        known.update((name, count) for name, count in asdict(chunk.usage).items() if count is not None)
+    return Usage(**known)

@@ -210,7 +210,7 @@ def test_generate_as_json_is_one_object(cli: Cli, protocol: str) -> None:
         for flags in (["--json"], ["--json", "--stream"]):
             assert cli("generate", "hi", "--url", server.url, *flags) == 0
             answer = json.loads(cli.out)
-            assert set(answer) == {"request_id", "build_id", "seconds", "sequences"}
+            assert set(answer) == {"request_id", "build_id", "seconds", "sequences", "cost", "energy"}
             assert answer["sequences"][0]["text"] == "a"
 
 

@@ -20,7 +20,7 @@ import json
 import logging
 import math
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -164,8 +164,12 @@ class ResponseStream:
 MetricKind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
 
 
+_METRICS_LOCK: Final = threading.Lock()
+"""Two threads of one stub that call Triton's metrics at once crash the server (2.51: messages overwrite each other)."""
+
+
 class MetricRegistry:
-    """Prometheus metrics of this process, created on first use and kept as long as the registry.
+    """Prometheus metrics of this process, created on first use and kept as long as the registry. Thread-safe.
 
     Each call costs the server 20 to 100 microseconds: report per request or per period, never per token.
     """
@@ -178,22 +182,25 @@ class MetricRegistry:
 
     def set_gauge(self, name: str, description: str, value: float, **labels: str) -> None:
         """Set a gauge; an unchanged value costs nothing."""
-        metric = self._metric("GAUGE", name, description, labels)
-        if math.isfinite(value) and self._gauge_values.get(id(metric)) != value:
-            self._gauge_values[id(metric)] = value
-            metric.set(float(value))
+        with _METRICS_LOCK:
+            metric = self._metric("GAUGE", name, description, labels)
+            if math.isfinite(value) and self._gauge_values.get(id(metric)) != value:
+                self._gauge_values[id(metric)] = value
+                metric.set(float(value))
 
     def increment(self, name: str, description: str, amount: float, **labels: str) -> None:
         """Add a positive amount to a counter; zero creates the series, anything else is ignored."""
-        metric = self._metric("COUNTER", name, description, labels)
-        if math.isfinite(amount) and amount > 0:
-            metric.increment(float(amount))
+        with _METRICS_LOCK:
+            metric = self._metric("COUNTER", name, description, labels)
+            if math.isfinite(amount) and amount > 0:
+                metric.increment(float(amount))
 
     def observe(self, name: str, description: str, value: float, buckets: Sequence[float], **labels: str) -> None:
         """Add one observation to a histogram with the given upper bounds."""
-        metric = self._metric("HISTOGRAM", name, description, labels, buckets)
-        if math.isfinite(value):
-            metric.observe(float(value))
+        with _METRICS_LOCK:
+            metric = self._metric("HISTOGRAM", name, description, labels, buckets)
+            if math.isfinite(value):
+                metric.observe(float(value))
 
     def _metric(
         self,
