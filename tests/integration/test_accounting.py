@@ -229,8 +229,6 @@ def test_what_a_killed_process_left_open_is_settled_by_the_next(
             kill_server(server)
         else:
             kill_stubs(server, "tensorrt_llm_bls")
-        for thread in threads:
-            thread.join(60)
         if victim == "front door":
             with tritonclient.grpc.InferenceServerClient(server.grpc_url) as admin:
                 admin.unload_model("tensorrt_llm_bls")
@@ -240,6 +238,8 @@ def test_what_a_killed_process_left_open_is_settled_by_the_next(
                     time.sleep(0.1)
                 admin.load_model("tensorrt_llm_bls")
             records = wait_for_records(ledger, 3)
+    for thread in threads:
+        thread.join(60)
     if victim == "server":
         with running_server(smollm2_build, home, WATTS):
             records = wait_for_records(ledger, 3)
