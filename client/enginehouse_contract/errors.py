@@ -21,6 +21,7 @@ request and carries the Triton error code it becomes on the wire; an assertion m
     ├── BuildError                   INTERNAL         a build could not be made
     │   └── ModelSourceError         INVALID_ARG      the model given cannot be built from
     ├── BuildIntegrityError          INVALID_ARG      a build's files are not what its manifest says
+    ├── PromotionError               INVALID_ARG      a change of what is served was refused or undone
     ├── RemoteStoreError             UNAVAILABLE      a remote store of builds does not answer as it should
     └── ServerStartError             UNAVAILABLE      tritonserver could not be started
 
@@ -129,6 +130,12 @@ class ModelSourceError(BuildError):
 
 class BuildIntegrityError(EnginehouseError):
     """A build's files are not what its manifest says, or the manifest cannot be read."""
+
+    code: ClassVar[ErrorCode] = "INVALID_ARG"
+
+
+class PromotionError(EnginehouseError):
+    """A change of what is served was refused, or undone; what served before still serves unless the message differs."""
 
     code: ClassVar[ErrorCode] = "INVALID_ARG"
 

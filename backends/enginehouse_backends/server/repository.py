@@ -6,6 +6,7 @@ Written into a fresh folder and put in place by rename, so that a server never s
 from __future__ import annotations
 
 import difflib
+import py_compile
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from enginehouse_backends.server.binary import TritonInstallation
+    from enginehouse_contract.model_config import ModelConfig
 
 _BACKEND_SHIM: Final = (
     'from enginehouse_backends.triton.engine_model import TritonPythonModel\n\n__all__ = ["TritonPythonModel"]\n'
@@ -49,12 +51,14 @@ def render_repository(destination: Path, build_dir: Path, parameters: Mapping[st
         "build_digest": manifest.build_id,
         **(parameters or {}),
     }
-    _check_parameters(own)
+    check_parameters(own)
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as scratch:
         fresh = Path(scratch, "repository")
         for model in MODELS:
-            _write_model(fresh / model, model, own)
+            known = {*MODELS[model].parameters, *ENGINEHOUSE_PARAMETERS}
+            config = make_config(model, {name: value for name, value in own.items() if name in known})
+            write_model(fresh / model, model, config)
         if destination.exists():
             destination.rename(Path(scratch, "old"))
         fresh.rename(destination)
@@ -80,17 +84,21 @@ def assemble_backends(destination: Path, installation: TritonInstallation, impor
     (engine_dir / "model.py").write_text(_BACKEND_SHIM, encoding="utf-8")
 
 
-def _write_model(folder: Path, model: str, parameters: Mapping[str, str]) -> None:
-    known = {*MODELS[model].parameters, *ENGINEHOUSE_PARAMETERS}
+def write_model(folder: Path, model: str, config: ModelConfig) -> None:
+    """Write one of the five models, under whatever name its config has, into a new folder."""
     version_dir = folder / str(MODEL_VERSION)
     version_dir.mkdir(parents=True)
-    own = {name: value for name, value in parameters.items() if name in known}
-    (folder / "config.pbtxt").write_text(make_config(model, own).render(), encoding="utf-8")
+    (folder / "config.pbtxt").write_text(config.render(), encoding="utf-8")
     if model in SHIM_MODULES:
-        (version_dir / "model.py").write_text(shim(model), encoding="utf-8")
+        source = version_dir / "model.py"
+        source.write_text(shim(model), encoding="utf-8")
+        # A `__pycache__` that Python writes at first use would count as a change: a later load of an ensemble over this
+        # model would load it a second time. Compiled here, without a time to compare, it is never written again.
+        py_compile.compile(str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 
 
-def _check_parameters(parameters: Mapping[str, str]) -> None:
+def check_parameters(parameters: Mapping[str, str]) -> None:
+    """Raise :class:`ConfigurationError` for a name that no model has, with the nearest one that there is."""
     known = {*ENGINEHOUSE_PARAMETERS}.union(*(model.parameters for model in MODELS.values()))
     for name in parameters:
         if name not in known:

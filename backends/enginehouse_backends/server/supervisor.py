@@ -245,6 +245,9 @@ def failure_in_log(log_file: str) -> str:
             message = failed[2].split(r"\n\nAt:")[0].strip().strip('"')
             message = re.sub(r"^\w*(?:Error|Exception): ", "", message)
             return f"model `{failed[1]}`: {message}"
+        refused = re.search(r"^error: creating server: [\w ]+ - (.*)$", text, re.MULTILINE)
+        if refused:
+            return refused[1]
         errors = [match[2] for line in text.splitlines() if line.startswith("E") and (match := _LOG_LINE.match(line))]
         return errors[-1] if errors else ""
     return ""
