@@ -3,10 +3,12 @@
 The route table is a JSON file in the live repository, read again when it changes, so that a promotion or a canary
 weight takes effect between two requests without a reload::
 
-    {"routes": [{"release": "r12", "weight": 95, "engine_model": "tensorrt_llm-r12", "draft_model": null,
+    {"by": "tenant",
+     "routes": [{"release": "r12", "weight": 95, "engine_model": "tensorrt_llm-r12", "draft_model": null,
                  "tokenizer_dir": "...", "engine_dir": "...", "build_id": "sha256:..."}, ...]}
 
-Weights are shares of the requests. A sticky key (a tenant) always gets the same release while weights stay as they are.
+Weights are shares of the requests. A sticky key always gets the same release while weights stay as they are; `by` says
+whether that key is the tenant (where a request names one) or the request's id.
 """
 
 from __future__ import annotations
@@ -54,6 +56,14 @@ def parse_routes(text: str) -> tuple[Route, ...]:
     return routes
 
 
+def parse_sticky_by(text: str) -> str:
+    """Return what sticks to a release: tenant, unless the table says request."""
+    by = json.loads(text).get("by", "tenant")
+    if by not in {"tenant", "request"}:
+        raise ConfigurationError(f"{ROUTES_FILE}: `by` must be tenant or request; given {by!r}.")
+    return str(by)
+
+
 def _parse_route(entry: Any, index: int) -> Route:
     where = f"{ROUTES_FILE}: route {index}"
     if not isinstance(entry, dict):
@@ -88,6 +98,7 @@ class RouteTable:
         self._next_check_s = 0.0
         self._lock = threading.Lock()
         self.last_error: str | None = None
+        self.sticky_by = "tenant"
 
     def choose(self, key: str) -> Route:
         """Return the release for a request with this sticky *key*."""
@@ -119,7 +130,8 @@ class RouteTable:
             return
         self._seen = seen
         try:
-            self._routes = parse_routes(self._path.read_text(encoding="utf-8"))
+            text = self._path.read_text(encoding="utf-8")
+            self._routes, self.sticky_by = parse_routes(text), parse_sticky_by(text)
             self.last_error = None
         except (OSError, UnicodeDecodeError, ConfigurationError) as error:
             self.last_error = str(error)

@@ -132,7 +132,7 @@ class TritonAdministration:
 
 def _last_words(message: str) -> str:
     """The model's own words of Triton's chain of messages, without the traceback that Python models add."""
-    text = message.split("\n\nAt:")[0].split("\\n\\nAt:")[0]
+    text = message.split("\n\nAt:", maxsplit=1)[0].split("\\n\\nAt:", maxsplit=1)[0]
     for prefix in ("version 1: ", "Internal: ", "version 1 is at UNAVAILABLE state: "):
         text = text.rsplit(prefix, maxsplit=1)[-1]
     return " ".join(text.split()).rstrip(".;")

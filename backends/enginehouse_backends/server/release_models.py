@@ -59,9 +59,7 @@ _NOT_SETTINGS: Final = frozenset(
 )
 
 
-def render_live(
-    destination: Path, release: Release, others: Sequence[Release], front_door: Mapping[str, str]
-) -> None:
+def render_live(destination: Path, release: Release, others: Sequence[Release], front_door: Mapping[str, str]) -> None:
     """Write the whole repository of a server that starts with *release* behind the stable names.
 
     *others* are published too, so that they can be loaded later. Replaces what was there by rename. Raises

@@ -6,6 +6,7 @@ tokenizes, queues and returns; rows are answered from their own threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from enginehouse_backends.admission.fair_queue import QueueLimits
 from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
 from enginehouse_backends.front_door.engine_client import prompt_inputs
 from enginehouse_backends.front_door.generation_mode import open_deltas
+from enginehouse_backends.front_door.open_rows import OpenRows
 from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wording, parse_front_request
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from enginehouse_backends.front_door.request import FrontRow
+
+_LOGGER = logging.getLogger(__name__)
 
 _NUM_ADMISSION_THREADS: Final = 32
 _METRICS_PERIOD_S: Final = 0.5
@@ -83,7 +87,8 @@ class TritonPythonModel:
         registry = fence.MetricRegistry({"model": args["model_name"], "version": args["model_version"]})
         self._metrics = FrontDoorMetrics(registry, self._meter.counts)
         call_engine = call_model if parameters.flag("engine_reports_usage", default=True) else call_foreign_engine
-        self._door = FrontDoor(settings, call_engine, self._run_row, self._metrics.report_job)
+        self._open_rows = OpenRows()
+        self._door = FrontDoor(settings, call_engine, self._run_row, self._end_job)
         # Reservations are made durable: many at once share one commit, one after another would queue.
         self._admission = ThreadPoolExecutor(_NUM_ADMISSION_THREADS, thread_name_prefix="front-door-admission")
         self._closing = threading.Event()
@@ -114,8 +119,18 @@ class TritonPythonModel:
         rows = parse_front_request(inputs, parameters)
         request_id = stream.request_id or f"{id(stream):x}-{time.monotonic_ns():x}"
         request = Request(stream, request_id, sum(row.num_sequences for row in rows))
-        route = self._routes.choose(rows[0].tenant if rows[0].tenant != DEFAULT_TENANT else request_id)
-        release = self._releases.get(route)
+        by_tenant = self._routes.sticky_by == "tenant" and rows[0].tenant != DEFAULT_TENANT
+        route = self._routes.choose(rows[0].tenant if by_tenant else request_id)
+        self._open_rows.begin(route.release, len(rows))
+        try:
+            release = self._releases.get(route)
+            jobs = self._make_jobs(request, rows, route, release)
+        except Exception:
+            self._open_rows.end(route.release, len(rows))
+            raise
+        self._admission.submit(self._admit, jobs, release.model_name)
+
+    def _make_jobs(self, request: Request, rows: Sequence[FrontRow], route: Route, release: _Release) -> list[Job]:
         now_s = time.monotonic()
         jobs = []
         for index, row in enumerate(rows):
@@ -131,7 +146,11 @@ class TritonPythonModel:
                     RowUsage(len(prompt_token_ids), row.num_sequences),
                 )
             )
-        self._admission.submit(self._admit, jobs, release.model_name)
+        return jobs
+
+    def _end_job(self, job: Job) -> None:
+        self._metrics.report_job(job)
+        self._open_rows.end(job.route.release)
 
     def _admit(self, jobs: list[Job], model_name: str) -> None:
         """Reserve what the rows of one request may use, and queue them; or refuse them all."""
@@ -149,11 +168,27 @@ class TritonPythonModel:
         except Exception as error:  # noqa: BLE001 - every request must be answered, whatever went wrong
             for job in jobs:
                 job.accounting.release(str(error))
+            self._open_rows.end(jobs[0].route.release, len(jobs))
             jobs[0].request.sink.fail(_in_client_words(error))
 
     def _report(self) -> None:
         while not self._closing.wait(_METRICS_PERIOD_S):
+            self._meet_releases()
             self._metrics.report_door(self._door)
+            self._metrics.report_open_rows(self._open_rows.counts())
+
+    def _meet_releases(self) -> None:
+        """Load the tokenizers of releases that are new in the route table, before their first request waits for it.
+
+        A promotion lists a release with weight 0 first, and sees by its gauge of open rows that it was met.
+        """
+        for route in self._routes.current():
+            try:
+                self._releases.get(route)
+            except (EnginehouseError, OSError) as error:
+                _LOGGER.warning("release %s: %s", route.release, error)
+            else:
+                self._open_rows.begin(route.release, 0)
 
     def _run_row(self, door: FrontDoor, job: Job) -> None:
         release = self._releases.get(job.route)
@@ -176,9 +211,12 @@ class _Releases:
     def get(self, route: Route) -> _Release:
         key = (route.tokenizer_dir, route.engine_dir)
         with self._lock:
-            if key not in self._known:
-                self._known[key] = _Release(Path(route.tokenizer_dir), Path(route.engine_dir))
-            return self._known[key]
+            known = self._known.get(key)
+        if known is not None:
+            return known
+        release = _Release(Path(route.tokenizer_dir), Path(route.engine_dir))  # others need not wait for this one
+        with self._lock:
+            return self._known.setdefault(key, release)
 
 
 class _Release:

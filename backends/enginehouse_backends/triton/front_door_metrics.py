@@ -38,6 +38,13 @@ class FrontDoorMetrics:
         for fate, count in self._meter_counts().items():
             gauge("nv_llm_ledger_requests", "What became of requests in the ledger since start", count, fate=fate)
 
+    def report_open_rows(self, counts: dict[str, int]) -> None:
+        """Set the gauge of rows that a release still has to answer; a promotion waits for 0 before it unloads."""
+        for release, count in counts.items():
+            self._registry.set_gauge(
+                "nv_llm_front_door_open_rows", "Rows accepted and not yet ended", count, release=release
+            )
+
     def report_job(self, job: Job) -> None:
         """Count one ended row."""
         release = job.route.release
