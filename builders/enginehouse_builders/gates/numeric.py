@@ -1,0 +1,157 @@
+"""The numeric gate: does the build still say what its reference says?
+
+Both builds are asked through the server. The reference answers every prompt greedily; then both give the logits at
+every position of prompt and answer, so each token is predicted from the same prefix. The reference's logits wait on
+disk, so that a host with room for one build can compare two.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
+
+from enginehouse_builders.gates.divergence import Divergence, ScoredSequence, compare, first_bad_position
+from enginehouse_builders.gates.record import GateResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from enginehouse_builders.gates.record import Value
+    from enginehouse_builders.gates.services import EngineService
+    from enginehouse_builders.gates.tokenizers import EncodedPrompt
+    from enginehouse_builders.spec.model import NumericGate
+
+    OpenService = Callable[[], EngineService]
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+NUM_ANSWER_TOKENS: Final = 24
+_CONCURRENCY: Final = 4  # requests at a time: enough to fill a batch, few enough that logits stay small
+
+
+def numeric_gate(
+    open_build: OpenService,
+    open_reference: OpenService | None,
+    prompt_sets: Mapping[str, Sequence[EncodedPrompt]],
+    limits: NumericGate,
+    scratch: Path,
+) -> GateResult:
+    """Compare a build with its reference over sets of prompts, each of which must pass; *scratch* is an empty folder.
+
+    Without a reference only what needs none is checked: finite logits, and the perplexity is told.
+    Raises errors of our tree when an engine fails.
+    """
+    answering = (open_reference or open_build)()
+    questions = [(name, prompt) for name, prompts in prompt_sets.items() for prompt in prompts]
+    sequences = _in_parallel(lambda item: _with_answer(answering, item[1]), questions)
+    if open_reference is not None:
+        _in_parallel(lambda item: _save(scratch, item[0], answering, item[1]), list(enumerate(sequences)))
+    build = open_build()
+
+    def score(item: tuple[int, ScoredSequence]) -> Divergence | str:
+        logits = build.context_logits(item[1].token_ids)
+        reference = None if open_reference is None else np.load(_logits_file(scratch, item[0]))
+        return _compare_checked(item[1], logits, reference)
+
+    by_set: dict[str, Divergence] = dict.fromkeys(prompt_sets, Divergence())
+    worst_kl, worst_prompt = -1.0, ""
+    for (name, prompt), found in zip(questions, _in_parallel(score, list(enumerate(sequences))), strict=True):
+        if isinstance(found, str):
+            return GateResult("numeric", "failed", f"{found} (the prompt at {prompt.where})", {}, limits.model_dump())
+        by_set[name] += found
+        if found.mean_kl > worst_kl:
+            worst_kl, worst_prompt = found.mean_kl, prompt.where
+    numbers = {
+        key: value
+        for name, found in by_set.items()
+        for key, value in _numbers(name, found, has_reference=open_reference is not None).items()
+    }
+    if open_reference is None:
+        return GateResult("numeric", "passed", "no reference: only that logits are finite was checked", numbers)
+    failures = [failure for name, found in by_set.items() for failure in _failures(name, found, limits)]
+    reason = "; ".join(failures) or "agrees with the reference"
+    numbers |= {"worst_prompt": worst_prompt, "worst_prompt_mean_kl_divergence": worst_kl}
+    return GateResult("numeric", "failed" if failures else "passed", reason, numbers, limits.model_dump())
+
+
+def _with_answer(service: EngineService, prompt: EncodedPrompt) -> ScoredSequence:
+    answer = [token for new in service.stream(prompt.token_ids, NUM_ANSWER_TOKENS) for token in new]
+    return ScoredSequence((*prompt.token_ids, *answer), len(prompt.token_ids), prompt.is_text)
+
+
+def _save(scratch: Path, index: int, service: EngineService, sequence: ScoredSequence) -> None:
+    np.save(_logits_file(scratch, index), service.context_logits(sequence.token_ids))
+
+
+def _logits_file(scratch: Path, index: int) -> Path:
+    return scratch / f"{index}.npy"
+
+
+def _compare_checked(
+    sequence: ScoredSequence, build: NDArray[np.float32], reference: NDArray[np.float32] | None
+) -> Divergence | str:
+    """Return the divergence, or in words why there is none."""
+    num_tokens = len(sequence.token_ids)
+    if reference is not None and (reference.shape != build.shape or first_bad_position(reference) is not None):
+        if reference.shape[-1] != build.shape[-1]:
+            sizes = f"{build.shape[-1]}, the reference's {reference.shape[-1]}"
+            return f"the builds cannot be compared: this one's vocabulary has {sizes} tokens"
+        return "the reference itself answers numbers that are not finite"
+    if build.shape[0] != num_tokens:
+        return f"the engine answered logits of {build.shape[0]} positions for {num_tokens} tokens"
+    position = first_bad_position(build)
+    if position is not None:
+        return f"logits are NaN or infinite at position {position}"
+    return compare(sequence, build, reference)
+
+
+def _numbers(name: str, found: Divergence, *, has_reference: bool) -> dict[str, Value]:
+    prefix = "" if name == "shipped" else f"{name}_"
+    own: dict[str, Value] = {"num_positions": found.num_positions, "perplexity": found.perplexity}
+    if has_reference:
+        own |= {
+            "token_agreement": found.token_agreement,
+            "num_answer_tokens": found.num_answer_tokens,
+            "mean_kl_divergence": found.mean_kl,
+            "max_kl_divergence": found.max_kl,
+            "reference_perplexity": found.reference_perplexity,
+            "perplexity_ratio": _perplexity_ratio(found),
+        }
+    return {prefix + key: value for key, value in own.items()}
+
+
+def _perplexity_ratio(found: Divergence) -> float | None:
+    if found.perplexity is None or found.reference_perplexity is None:
+        return None
+    return found.perplexity / found.reference_perplexity
+
+
+def _failures(name: str, found: Divergence, limits: NumericGate) -> list[str]:
+    over = f" over the {name} prompts"
+    failures = []
+    if found.token_agreement < limits.min_token_agreement:
+        failures.append(
+            f"tokens agree in {found.token_agreement:.1%}{over}, at least {limits.min_token_agreement:.1%} must"
+        )
+    if found.mean_kl > limits.max_mean_kl_divergence:
+        failures.append(
+            f"the mean KL divergence{over} is {found.mean_kl:.4f} nats, "
+            f"at most {limits.max_mean_kl_divergence:g} may be"
+        )
+    ratio = _perplexity_ratio(found)
+    if ratio is not None and ratio > limits.max_perplexity_ratio:
+        failures.append(
+            f"the perplexity{over} is {ratio:.3f} of the reference's, at most {limits.max_perplexity_ratio:g} may be"
+        )
+    return failures
+
+
+def _in_parallel(function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
+    with ThreadPoolExecutor(_CONCURRENCY) as pool:
+        return list(pool.map(function, items))

@@ -1,0 +1,132 @@
+"""`enginehouse gate`: prove a build before it is promoted."""
+
+from __future__ import annotations
+
+import json
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Optional
+
+import typer
+from rich.table import Table
+
+from enginehouse_cli.console import EXIT_FAILED, Stopwatch, print_json, progress_bar, stdout
+from enginehouse_cli.ledger import open_ledger
+from enginehouse_cli.options import JsonFlag
+from enginehouse_contract.settings import load_settings
+
+if TYPE_CHECKING:
+    from enginehouse_builders.gates import GateRecord, GateResult
+    from enginehouse_builders.gates.run import GateOptions
+    from enginehouse_builders.gates.services import GateTools
+    from enginehouse_builders.spec.model import Costs
+    from enginehouse_contract.settings import Settings
+
+_SHOWN: Final[dict[str, tuple[str, ...]]] = {
+    "integrity": ("num_files", "num_bytes"),
+    "memory": ("least_bytes", "num_full_sequences"),
+    "load": ("load_s",),
+    "numeric": ("token_agreement", "mean_kl_divergence", "perplexity", "reference_perplexity", "perplexity_ratio"),
+    "speed": ("tokens_per_s", "ttft_ms", "itl_ms", "throughput_ratio", "ttft_ratio", "itl_ratio"),
+    "cost": ("cost_per_million_output_tokens", "cost_ratio", "machine_s_per_million_output_tokens"),
+}
+_MARKS: Final = {"passed": "[green]passed[/]", "failed": "[red]failed[/]", "skipped": "[yellow]skipped[/]"}
+
+
+def gate(
+    build: Annotated[str, typer.Argument(help="Build id, the start of one, a name, or a folder.")],
+    against: Annotated[
+        Optional[str], typer.Option("--against", help="The reference build to agree and keep up with.")
+    ] = None,
+    prompts: Annotated[
+        Optional[Path],
+        typer.Option("--prompts", help="Your own prompts beside the shipped ones: JSON lines with `prompt`."),
+    ] = None,
+    url: Annotated[
+        Optional[str],
+        typer.Option(
+            "--url",
+            help="host:port (gRPC) of a running server in explicit mode that sees the builds' folders; they are loaded "
+            "there under names of their own. Default: private servers.",
+        ),
+    ] = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run every gate over a build and keep the record. Exit code 0: passed; 1: failed."""
+    from enginehouse_builders.gates import write_record  # noqa: PLC0415 - commands import what they use
+    from enginehouse_builders.gates.run import GateRun  # noqa: PLC0415
+    from enginehouse_builders.store import find_build  # noqa: PLC0415
+
+    settings = load_settings()
+    found = find_build(settings.store_dir, build)
+    reference = None if against is None else find_build(settings.store_dir, against)
+    options = _options(settings, prompts)
+    tools = _tools(settings, url)
+    watch = Stopwatch.start()
+    with progress_bar(f"gate {found.manifest.model_name}") as report:
+        record = GateRun(tools, found, reference, options, report).run()
+    record, path = write_record(settings.home, record)
+    if as_json:
+        print_json({**json.loads(record.to_json()), "record": str(path)})
+    else:
+        _print(record, path, watch.elapsed_s)
+    if not record.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _tools(settings: Settings, url: str | None) -> GateTools:
+    from enginehouse_backends.server.binary import require_host  # noqa: PLC0415
+    from enginehouse_cli.gate_tools import PrivateServers, ShadowModels  # noqa: PLC0415
+
+    if url is not None:
+        return ShadowModels(url)
+    require_host()  # a host without a server says nothing about the build
+    return PrivateServers(settings)
+
+
+def _options(settings: Settings, prompts: Path | None) -> GateOptions:
+    from enginehouse_builders.gates.prompts import read_prompts  # noqa: PLC0415
+    from enginehouse_builders.gates.run import GateOptions  # noqa: PLC0415
+
+    own = () if prompts is None else read_prompts(prompts)
+    return GateOptions(costs=_costs_of_ledger(settings), own_prompts=own)
+
+
+def _costs_of_ledger(settings: Settings) -> Costs:
+    """What the price book in force says of the machine; unknown where nothing is accounted or no book says it."""
+    from enginehouse_builders.spec.model import Costs  # noqa: PLC0415
+
+    if settings.accounting == "off":
+        return Costs()
+    with open_ledger(None) as ledger:
+        in_force = ledger.price_list().in_force(time.time_ns())
+    if in_force is None or in_force[1].machine_per_hour is None:
+        return Costs()
+    return Costs(machine_hour=in_force[1].machine_per_hour, currency=in_force[1].currency)
+
+
+def _print(record: GateRecord, path: Path, elapsed_s: float) -> None:
+    against = "no reference" if record.against_build_id is None else f"against {record.against_build_id[:19]}"
+    stdout.print(f"{record.model_name} {record.build_id[:19]}, {against}, on {record.host_kind}", markup=False)
+    table = Table("gate", "", "what was found")
+    for result in record.results:
+        table.add_row(result.gate, _MARKS[result.status], _found(result))
+    stdout.print(table)
+    verdict = "passed" if record.passed else f"not passed: {record.why_not}"
+    stdout.print(f"{verdict} ({elapsed_s:.0f} s)\nrecord {record.number}: {path}", markup=False)
+
+
+def _found(result: GateResult) -> str:
+    names = _SHOWN.get(result.gate, ())
+    numbers = {name: result.numbers.get(name) for name in (*names, *(f"own_{name}" for name in names))}
+    shown = [_number(name, value) for name, value in numbers.items() if value is not None]
+    return "\n".join([result.reason, *([", ".join(shown)] if shown else [])])
+
+
+def _number(name: str, value: object) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 1e6:,.0f} MB"
+    text = f"{Decimal(str(value)):.4g}" if isinstance(value, (float, str)) else str(value)
+    return f"{name.replace('_', ' ')} {text}"
