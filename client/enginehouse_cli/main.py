@@ -9,7 +9,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from enginehouse_cli import budget, build, builds, chat, cost, demo, doctor, generate, prices, serve, usage
+from enginehouse_cli import bench, budget, build, builds, chat, cost, demo, doctor, generate, prices, serve, usage
 from enginehouse_cli.console import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -36,6 +36,7 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("usage")(usage.usage)
 app.command("cost")(cost.cost)
+app.add_typer(bench.app, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(prices.app, name="prices")
 

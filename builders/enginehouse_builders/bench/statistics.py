@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-NUM_RESAMPLES: Final = 2000
+NUM_RESAMPLES: Final = 1000
 CONFIDENCE: Final = 0.95
 PERCENTILES: Final = (50, 90, 95, 99)
 
