@@ -6,6 +6,7 @@ thread per stream and shares one stream among requests.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -14,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from enginehouse_client._errors import FOREIGN_ERRORS, incomplete, map_exception
 from enginehouse_client._wire import decode_grpc, decode_grpc_index, encode_grpc
+from enginehouse_contract.errors import EnginehouseError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -48,7 +50,13 @@ class GrpcTransport:
         call = self._stub.ModelStreamInfer(iter((message,)), timeout=deadline.remaining_s())
         try:
             for response in call:
-                chunk, is_final = decode_grpc(response)
+                try:
+                    chunk, is_final = decode_grpc(response)
+                except EnginehouseError:
+                    _drain(call)
+                    raise
+                if is_final:
+                    _drain(call)
                 if chunk is not None:
                     yield chunk
                 if is_final:
@@ -94,7 +102,13 @@ class AsyncGrpcTransport:
         call = self._stub().ModelStreamInfer(iter((message,)), timeout=deadline.remaining_s())
         try:
             async for response in call:
-                chunk, is_final = decode_grpc(response)
+                try:
+                    chunk, is_final = decode_grpc(response)
+                except EnginehouseError:
+                    await _drain_async(call)
+                    raise
+                if is_final:
+                    await _drain_async(call)
                 if chunk is not None:
                     yield chunk
                 if is_final:
@@ -131,6 +145,24 @@ class AsyncGrpcTransport:
             self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
             self._opened_stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         return self._opened_stub
+
+
+def _drain(call: Any) -> None:
+    """Wait for a call's own end once its last response was seen.
+
+    Cancelling a call that is just ending leaves Triton 2.51 with a request that it never lets go, and with it the
+    model, which then cannot be unloaded any more.
+    """
+    with contextlib.suppress(*FOREIGN_ERRORS):
+        for _ in call:
+            pass
+
+
+async def _drain_async(call: Any) -> None:
+    """As :func:`_drain`."""
+    with contextlib.suppress(*FOREIGN_ERRORS):
+        async for _ in call:
+            pass
 
 
 def _readiness(model: str | None) -> tuple[str, Any]:

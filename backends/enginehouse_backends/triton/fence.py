@@ -115,7 +115,9 @@ def _triton_error(error: BaseException) -> Any:
 class ResponseStream:
     """The responses of one request: any number of data responses, then exactly one FINAL.
 
-    Thread-safe. After the final response every call is a no-op: a late token of a cancelled request is harmless.
+    Thread-safe. After the final response every call is a no-op: a late token of a cancelled request is harmless. The
+    sender is let go with it: the server does not unload a model while one of its senders is alive, and whatever still
+    holds this stream (the traceback of an error, say) may be freed late.
     """
 
     def __init__(self, request: Any) -> None:
@@ -123,42 +125,44 @@ class ResponseStream:
         self.requested_outputs: frozenset[str] = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender()
         self._lock = threading.Lock()
-        self._closed = False
 
     @property
     def is_closed(self) -> bool:
         """Whether the final response was sent."""
-        return self._closed
+        return self._sender is None
 
     def is_cancelled(self) -> bool:
         """Return whether the client has left; False once the stream is closed."""
         with self._lock:
-            return not self._closed and bool(self._sender.is_cancelled())
+            return self._sender is not None and bool(self._sender.is_cancelled())
 
     def send(self, outputs: Mapping[str, NDArray[Any]], *, final: bool = False) -> None:
         """Send one response; with *final* also end the stream."""
         with self._lock:
-            if self._closed:
-                return
-            flags = _server().TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-            self._closed = final
-            self._sender.send(make_response(outputs, self.requested_outputs), flags=flags)
+            if self._sender is not None:
+                self._send(make_response(outputs, self.requested_outputs), final=final)
 
     def fail(self, error: BaseException) -> None:
         """End the stream with *error*, in one response."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._sender.send(make_error_response(error), flags=_server().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if self._sender is not None:
+                self._send(make_error_response(error), final=True)
 
     def close(self) -> None:
         """End the stream with an empty final response."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._sender.send(flags=_server().TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if self._sender is not None:
+                self._send(None, final=True)
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        sender = self._sender
+        if final:
+            self._sender = None
+        flags = _server().TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if response is None:
+            sender.send(flags=flags)
+        else:
+            sender.send(response, flags=flags)
 
 
 MetricKind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
