@@ -39,7 +39,7 @@ def demo(
     with progress_bar("build") as progress:
         result = build_engine(BuildOptions(model=model), settings.store_dir, progress)
     _say(f"build    {result.manifest.build_id[:19]}  ({'cached' if result.cached else 'new'})", as_json=as_json)
-    with serving(settings, result.build_dir) as (server, state):
+    with serving(settings, result.build_dir) as (server, state, _):
         _say(f"serving  gRPC {state.grpc_url}, HTTP {state.http_url}", as_json=as_json)
         answers: list[dict[str, Any]] = []
         for title, way, is_streaming, question in _QUESTIONS:

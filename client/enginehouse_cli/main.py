@@ -9,7 +9,23 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from enginehouse_cli import bench, budget, build, builds, chat, cost, demo, doctor, generate, prices, serve, usage
+from enginehouse_cli import (
+    bench,
+    budget,
+    build,
+    builds,
+    chat,
+    cost,
+    demo,
+    doctor,
+    generate,
+    prices,
+    promote,
+    releases,
+    serve,
+    stage,
+    usage,
+)
 from enginehouse_cli.console import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -30,6 +46,10 @@ app = typer.Typer(
 app.command("build")(build.build)
 app.command("builds")(builds.builds)
 app.command("serve")(serve.serve)
+app.command("promote")(promote.promote)
+app.command("rollback")(promote.rollback)
+app.command("releases")(releases.releases)
+app.add_typer(stage.app, name="stage")
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)

@@ -1,4 +1,4 @@
-"""`enginehouse serve`: a tritonserver for one build, until Ctrl-C."""
+"""`enginehouse serve`: the tritonserver of this home, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
     from enginehouse_backends.server.supervisor import ServerState
-    from enginehouse_builders.store import StoredBuild
+    from enginehouse_contract.release import Release
 
 
 def serve(
     build: Annotated[
         Optional[str],
-        typer.Argument(help="Build id, the start of one, a name, or a folder. Default: the newest."),
+        typer.Argument(help="Build id, the start of one, a name, or a folder. Default: what is in production."),
     ] = None,
     grpc_port: Annotated[int, typer.Option("--grpc-port", help="0 takes a free one.")] = 8001,
     http_port: Annotated[int, typer.Option("--http-port", help="0 takes a free one.")] = 8000,
@@ -32,22 +32,22 @@ def serve(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Serve a build on 127.0.0.1 until Ctrl-C or SIGTERM."""
-    from enginehouse_builders.store import find_build, newest_build  # noqa: PLC0415
+    """Serve what is in production, or a build, on 127.0.0.1 until Ctrl-C or SIGTERM."""
+    from enginehouse_builders.store import find_build  # noqa: PLC0415
     from enginehouse_cli.serving import serving  # noqa: PLC0415
 
     settings = load_settings()
-    found = newest_build(settings.store_dir) if build is None else find_build(settings.store_dir, build)
+    build_dir = None if build is None else find_build(settings.store_dir, build).build_dir
     with serving(
         settings,
-        found.build_dir,
+        build_dir,
         parameters=parse_parameters(parameter or []),
         grpc_port=grpc_port,
         http_port=http_port,
         metrics_port=metrics_port,
-    ) as (server, state):
+    ) as (server, state, release):
         try:
-            _announce(found, state, as_json=as_json)
+            _announce(release, state, as_json=as_json)
             status = server.wait()
         except KeyboardInterrupt:
             stderr.print("stopping")
@@ -56,12 +56,13 @@ def serve(
     raise typer.Exit(EXIT_FAILED)
 
 
-def _announce(build: StoredBuild, state: ServerState, *, as_json: bool) -> None:
+def _announce(release: Release, state: ServerState, *, as_json: bool) -> None:
     if as_json:
-        print_json({**asdict(state), "grpc_url": state.grpc_url, "http_url": state.http_url})
+        row = {**asdict(state), "grpc_url": state.grpc_url, "http_url": state.http_url, "release": release.name}
+        print_json(row)
         return
     stdout.print(
-        f"serving {build.manifest.model_name} ({build.manifest.build_id[:19]})\n"
+        f"serving {release.name}: {release.model_name} ({release.build_id[:19]})\n"
         f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n"
         f"  metrics  http://127.0.0.1:{state.metrics_port}/metrics\n  log      {state.log_file}\n"
         "Ctrl-C stops it.",

@@ -389,7 +389,7 @@ def test_builds_are_listed(cli: Cli, make_build: Callable[[], Manifest]) -> None
         (["build", "x", "--weights", "int3"], "`weight_precision` must be one of"),
         (["serve"], "there is no build in"),
         (["serve", "nope"], "no build is called `nope`"),
-        (["serve", "--parameter", "x"], "there is no build in"),
+        (["serve", "--parameter", "x"], "`--parameter` must be NAME=VALUE"),
     ],
 )
 def test_refusals_of_build_and_serve_are_one_line(cli: Cli, arguments: list[str], message: str) -> None:

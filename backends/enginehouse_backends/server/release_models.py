@@ -112,13 +112,18 @@ def write_routes(repository: Path, shares: Sequence[tuple[Release, float]], *, b
     _replace_file(repository / TENSORRT_LLM_BLS.name, ROUTES_FILE, routes_text(shares, by=by))
 
 
+def add_routes(repository: Path, releases: Sequence[Release]) -> None:
+    """List more releases in the route table with share 0, and leave the shares as they are."""
+    folder = repository / TENSORRT_LLM_BLS.name
+    table = _read_table(folder)
+    table["routes"] = [*table["routes"], *json.loads(routes_text([(release, 0.0) for release in releases]))["routes"]]
+    _replace_file(folder, ROUTES_FILE, json.dumps(table, indent=2) + "\n")
+
+
 def read_routes(repository: Path) -> dict[str, float]:
     """Return the share of each release by name, as the front door's table has it; empty where there is none."""
-    try:
-        raw: dict[str, Any] = json.loads((repository / TENSORRT_LLM_BLS.name / ROUTES_FILE).read_text("utf-8"))
-        return {route["release"]: float(route["weight"]) for route in raw["routes"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    table = _read_table(repository / TENSORRT_LLM_BLS.name)
+    return {route["release"]: float(route["weight"]) for route in table["routes"]}
 
 
 def routes_text(shares: Sequence[tuple[Release, float]], *, by: str = "tenant") -> str:
@@ -174,6 +179,17 @@ def release_parameters(release: Release) -> dict[str, str]:
         "build_digest": release.build_id,
         "release": release.name,
     }
+
+
+def _read_table(folder: Path) -> dict[str, Any]:
+    """The route table; an empty one where there is none that can be read."""
+    try:
+        table: dict[str, Any] = json.loads((folder / ROUTES_FILE).read_text("utf-8"))
+        for route in table["routes"]:
+            float(route["weight"]), str(route["release"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"by": "tenant", "routes": []}
+    return table
 
 
 def _alias(stable_name: str) -> ModelContract:

@@ -76,6 +76,19 @@ def read_state(home: Path) -> ServerState | None:
     return state if _is_tritonserver(state.pid) else None
 
 
+def write_state(home: Path, state: ServerState) -> None:
+    """Write the state file, whole or not at all."""
+    fresh = home / f".{STATE_FILE}.{os.getpid()}"
+    fresh.write_text(json.dumps(asdict(state)), encoding="utf-8")
+    fresh.replace(home / STATE_FILE)
+
+
+def is_server_of(state: ServerState, repository: Path) -> bool:
+    """Return whether the process of *state* is a server of *repository* on the recorded port."""
+    arguments = _command_line(state.pid)
+    return f"--model-repository={repository}" in arguments and f"--grpc-port={state.grpc_port}" in arguments
+
+
 def refuse_second_server(home: Path) -> None:
     """Raise :class:`ServerStartError` when a server runs on *home*."""
     if (running := read_state(home)) is not None:
@@ -147,7 +160,7 @@ class TritonServer:
         except BaseException:
             self.stop()
             raise
-        (home / STATE_FILE).write_text(json.dumps(asdict(self.state)), encoding="utf-8")
+        write_state(home, self.state)
         return self.state
 
     def wait(self) -> int:
@@ -276,12 +289,16 @@ def _die_with_parent() -> None:
 
 
 def _is_tritonserver(pid: int) -> bool:
+    return _command_line(pid)[0].rsplit("/", maxsplit=1)[-1].startswith("tritonserver")
+
+
+def _command_line(pid: int) -> list[str]:
+    """Return a process's command line; one empty word for a process that is gone, or dead and not waited for."""
     try:
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as command:  # noqa: PTH123
-            binary = command.read().split("\0")[0]  # empty for a dead process that nobody waited for
+            return command.read().split("\0")
     except OSError:
-        return False
-    return binary.rsplit("/", maxsplit=1)[-1].startswith("tritonserver")
+        return [""]
 
 
 def _answers(url: str) -> bool:

@@ -171,7 +171,8 @@ class ReleaseBook:
             " WHERE ? IS NULL OR stage = ? ORDER BY sequence",
             (stage, stage),
         )
-        return [StageEvent(*row[:7], gates=json.loads(row[7]), at=row[8], sequence=row[9]) for row in rows]
+        names = ("stage", "action", "from_release", "to_release", "who", "why", "override", "gates", "at", "sequence")
+        return [StageEvent(**{**dict(zip(names, row, strict=True)), "gates": json.loads(row[7])}) for row in rows]
 
     def previous_release(self, stage: Stage) -> Release | None:
         """Return the release that the stage pointed at before the one it points at now, passing over rolled-back ones.
@@ -215,6 +216,11 @@ class ReleaseBook:
             database.execute("DELETE FROM loaded")
             database.execute("INSERT INTO loaded VALUES (?, 0)", (release.number,))
             _set_fact(database, "canary", None)
+
+    def expected_load_s(self) -> float | None:
+        """Return how long a load should take: as long as the last one; None before the first."""
+        seconds = self.fact("last_load_s")
+        return None if seconds is None else float(seconds)
 
     def set_unloaded(self, release: Release) -> None:
         """Record that a release is unloaded."""

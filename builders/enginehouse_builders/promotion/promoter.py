@@ -102,16 +102,6 @@ class Promoter:
         self._retire(outcome)
         return f"the {what} of {target} was cut short ({operation.step.name.lower()}) and has been completed."
 
-    def recover_stopped(self) -> str | None:
-        """End an operation that was cut short while no server runs: the stage says what the next server serves."""
-        operation = self._book.unfinished()
-        if operation is None:
-            return None
-        target, what = release_name(operation.target), operation.action.replace("_", " ")
-        is_done = operation.step >= Step.COMMITTED
-        self._book.end(operation, "completed" if is_done else "cut short and undone")
-        return f"the {what} of {target} was cut short and has been {'completed' if is_done else 'undone'}."
-
     # ---- the steps ----
 
     def _prepare(self, outcome: Outcome) -> None:
@@ -129,7 +119,9 @@ class Promoter:
                 self._unload(self._book.release(number))
         for release in missing:
             self._book.set_loaded(release)
-            outcome.load_s = (outcome.load_s or 0.0) + self._server.load(release)
+            load_s = self._server.load(release)
+            self._book.set_fact("last_load_s", load_s)
+            outcome.load_s = (outcome.load_s or 0.0) + load_s
         self._advance(outcome, Step.LOADED, "loaded" if missing else "already loaded")
         for release in (missing or [self._book.release(operation.target)]) if operation.action != "canary_end" else []:
             self._server.check(release)
@@ -231,6 +223,20 @@ class Promoter:
     def _advance(self, outcome: Outcome, step: Step, words: str) -> None:
         outcome.operation = self._book.advance(outcome.operation, step)
         self._report(words)
+
+
+def end_operation_without_server(book: ReleaseBook) -> str | None:
+    """End an operation that was cut short while no server runs: the stage says what the next server serves.
+
+    Returns what was done, None when there was nothing to do.
+    """
+    operation = book.unfinished()
+    if operation is None:
+        return None
+    is_done = operation.step >= Step.COMMITTED
+    book.end(operation, "completed" if is_done else "cut short and undone")
+    what = f"the {operation.action.replace('_', ' ')} of {release_name(operation.target)}"
+    return f"{what} was cut short and has been {'completed' if is_done else 'undone'}."
 
 
 def current_routing(book: ReleaseBook) -> Routing:
