@@ -41,7 +41,7 @@ format: venv ## format the code
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
 
-bench-accounting: venv ## the ledger alone: settled requests per second, and the slowest view over a million records
+bench-accounting: venv ## what accounting costs: beside a server without it, and the ledger alone over a million records
 	@$(BIN)/python tests/benchmarks/bench_accounting.py
 
 faults: venv ## kill metering processes at random, at length, and audit the books

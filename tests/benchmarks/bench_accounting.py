@@ -1,15 +1,18 @@
-"""The ledger alone: settled requests per second with durability on, and the slowest view over a million records.
+"""What accounting costs: a server with it over one without, and the ledger alone.
 
     python tests/benchmarks/bench_accounting.py [--url postgresql://...] [--records 1000000]
 
-Every request is reserved and settled, each durable before the next step (SQLite: WAL, every commit flushed); with
-``--in-flight`` requests under way at once. Tenants have a budget per day and a quota per minute. The last line is one
-JSON object.
+``rate_ratio`` and ``added_ttft_ms`` compare two servers of one build, with accounting and without, in alternating
+pairs: tokens per second at 32 streams, and time to first token at idle. ``settlements_per_s`` is the ledger alone:
+every request is reserved and settled, each durable before the next step (SQLite: WAL, every commit flushed), with
+``--in-flight`` requests under way at once; tenants have a budget per day and a quota per minute. ``view_s`` is the
+slowest view over ``--records`` records. The last line is one JSON object; medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import sys
@@ -20,8 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, text
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench_frontdoor import NUM_STREAMS, NUM_TOKENS, PROMPTS, front_door_first_token_s, front_door_rate
+from sqlalchemy import insert, text
+from tests.support.servers import running_server
+
+from enginehouse_backends.accounting import setup
 from enginehouse_backends.accounting.budgets import Budget, Limit
 from enginehouse_backends.accounting.focus import focus_rows
 from enginehouse_backends.accounting.ledger import Ledger, MachineTime
@@ -32,7 +40,10 @@ from enginehouse_backends.accounting.schema import entries
 from enginehouse_backends.accounting.settling import add_to_days
 from enginehouse_backends.accounting.views import build_cost, cost, records, usage
 from enginehouse_backends.accounting.windows import NS_PER_S
+from enginehouse_builders.cpu.build import BuildOptions, build_engine
+from enginehouse_builders.demo_model import fetch_demo_model
 from enginehouse_contract.money import Pico
+from enginehouse_contract.settings import Settings, load_settings
 from enginehouse_contract.usage import TokenUsage
 
 if TYPE_CHECKING:
@@ -42,6 +53,8 @@ NUM_ROUNDS = 5
 NUM_TENANTS = 20
 NUM_DAYS = 90
 NUM_VIEW_RUNS = 3
+NUM_SERVER_ROUNDS = 7
+NUM_FIRST_TOKENS = 41
 BATCH = 20_000
 BOOK = """\
 currency: USD
@@ -49,6 +62,10 @@ effective_from: 2020-01-01T00:00:00Z
 machine_per_hour: "0.36"
 prices:
   - model: small
+    input: "0.05"
+    cached_input: "0.0125"
+    output: "0.20"
+  - model: smollm2
     input: "0.05"
     cached_input: "0.0125"
     output: "0.20"
@@ -69,6 +86,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8000, help="per round")
     parser.add_argument("--in-flight", type=int, default=128)
     options = parser.parse_args()
+    rate_ratio, added_ttft_ms = measure_servers()
     with tempfile.TemporaryDirectory() as folder:
         url = options.url or f"sqlite:///{Path(folder) / 'ledger.db'}"
         with Ledger(url) as ledger:
@@ -82,8 +100,40 @@ def main() -> None:
             views = {name: measure_view(view) for name, view in views_of(ledger).items()}
         for name, seconds in views.items():
             say(f"{name}: {seconds:.3f} s")
-    result = {"settlements_per_s": round(median(rates)), "view_s": round(max(views.values()), 3)}
+    served = {"rate_ratio": round(rate_ratio, 3), "added_ttft_ms": round(added_ttft_ms, 2)}
+    result = {**served, "settlements_per_s": round(median(rates)), "view_s": round(max(views.values()), 3)}
     say(json.dumps(result))
+
+
+def measure_servers() -> tuple[float, float]:
+    """Return the token rate with accounting over without, and the milliseconds it adds to the first token."""
+    settings = load_settings()
+    build_dir = build_engine(BuildOptions(model=fetch_demo_model(settings.cache_dir)), settings.store_dir).build_dir
+    parameters = {"enable_kv_cache_reuse": "false"}
+    rates, firsts = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "on")
+        with setup.open_ledger(Settings(home)) as ledger:
+            ledger.add_price_book(parse_price_book(BOOK))
+            ledger.set_budget(Budget("default", "day", spend=Limit(hard=10**18)))
+        with (
+            running_server(build_dir, home, parameters) as on,
+            running_server(build_dir, Path(folder, "off"), parameters, accounting="off") as off,
+        ):
+            for number in range(NUM_SERVER_ROUNDS + 1):
+                pair = {}
+                for server in (on, off) if number % 2 else (off, on):
+                    pair[server is on] = asyncio.run(front_door_rate(server, PROMPTS, NUM_TOKENS))
+                if number:  # the first warms up
+                    rates.append(pair[True] / pair[False])
+            for number in range(NUM_FIRST_TOKENS):
+                prompt = PROMPTS[number % NUM_STREAMS]
+                times_s = {}
+                for server in (on, off) if number % 2 else (off, on):
+                    times_s[server is on] = front_door_first_token_s(server, prompt)
+                firsts.append(1000 * (times_s[True] - times_s[False]))
+    say(f"tokens per second with accounting over without: {', '.join(f'{rate:.3f}' for rate in rates)}")
+    return median(rates), median(firsts)
 
 
 def fill(ledger: Ledger, num_records: int) -> None:

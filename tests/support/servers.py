@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from enginehouse_contract.settings import Switch
+
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
@@ -36,9 +38,11 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+def running_server(
+    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, *, accounting: Switch = "on"
+) -> Iterator[RunningServer]:
     """Serve a build; stopped at the end of the block."""
-    settings = Settings(home=home)
+    settings = Settings(home=home, accounting=accounting)
     render_repository(settings.repository_dir, build_dir, parameters)
     options = ServerOptions(settings.repository_dir, build_id=read_manifest(build_dir).build_id)
     with TritonServer(settings, options) as server:
