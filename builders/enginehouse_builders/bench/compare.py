@@ -94,17 +94,18 @@ def _slices(count: Callable[[BenchRun, float, float], float]) -> Callable[[Bench
         slice_s = (end_s - start_s) / _NUM_SLICES
         if slice_s <= 0:
             return []
+        edges[-1] = np.nextafter(end_s, np.inf)  # slices are half open, the window is not
         return [(count(run, a, np.nextafter(b, a)) / slice_s,) for a, b in pairwise(edges)]
 
     return rows
 
 
 def _num_ended(run: BenchRun, start_s: float, end_s: float) -> float:
-    return sum(record.is_complete and start_s <= record.ended_at_s <= end_s for record in run.records)
+    return sum(record.is_complete and start_s <= record.ended_at_s <= end_s for record in run.counted)
 
 
 def _num_good(run: BenchRun, start_s: float, end_s: float) -> float:
-    return sum(run.slo.is_met_by(record) and start_s <= record.ended_at_s <= end_s for record in run.records)
+    return sum(run.slo.is_met_by(record) and start_s <= record.ended_at_s <= end_s for record in run.counted)
 
 
 def _with_tokens(of: Callable[[RequestRecord], float | None]) -> Callable[[BenchRun], Rows]:
@@ -144,7 +145,7 @@ _METRICS: Final = (
     _Metric("tpot_p50", "s", "lower", _values(lambda r: r.tpot_s), _median),
     _Metric("e2e_p50", "s", "lower", _values(lambda r: r.e2e_s), _median),
     _Metric(
-        "output_tokens_per_s", "1/s", "higher", _slices(lambda run, *ends: tokens_in_window(run.records, *ends)), _mean
+        "output_tokens_per_s", "1/s", "higher", _slices(lambda run, *ends: tokens_in_window(run.counted, *ends)), _mean
     ),
     _Metric("requests_per_s", "1/s", "higher", _slices(_num_ended), _mean),
     _Metric("goodput_requests_per_s", "1/s", "higher", _slices(_num_good), _mean),

@@ -68,9 +68,9 @@ def compute_figures(run: BenchRun) -> Figures:
     measured = run.measured
     start_s, end_s = run.window_s
     window_s = end_s - start_s
-    ended = [r for r in run.records if r.is_complete and start_s <= r.ended_at_s <= end_s]
+    ended = [r for r in run.counted if r.is_complete and start_s <= r.ended_at_s <= end_s]
     judged = [r for r in measured if not r.is_cancelled]
-    num_output = tokens_in_window(run.records, start_s, end_s)
+    num_output = tokens_in_window(run.counted, start_s, end_s)
     num_input = sum(r.num_input_tokens or 0 for r in ended)
 
     def rate(count: float) -> float:

@@ -58,6 +58,15 @@ class BenchRun:
         return tuple(sorted(measured, key=lambda record: record.intended_at_s))
 
     @property
+    def counted(self) -> tuple[RequestRecord, ...]:
+        """The records whose tokens and ends in the window count for rates.
+
+        Of a run by duration these are all, because warm-up runs into the window as measured requests run out of it;
+        else the measured ones, which begin and end in it.
+        """
+        return self.measured if self.duration_s is None else self.records
+
+    @property
     def window_s(self) -> tuple[float, float]:
         """Start and end of what is measured: the first measured request to the run's duration, or to the last end."""
         measured = self.measured

@@ -91,8 +91,8 @@ def bootstrap_ratio(
     the server, so blocks of ``n ** (1/3)`` neighbouring rows are drawn, not single rows (Kuensch 1989). *statistic*
     takes all values of the drawn rows as one flat array. None where one side has no values or A's statistic is 0.
     """
-    rows_a, rows_b = (([np.asarray(row, float) for row in side if len(row)]) for side in (a, b))
-    if not rows_a or not rows_b:
+    rows_a, rows_b = _as_arrays(a), _as_arrays(b)
+    if not len(rows_a) or not len(rows_b):
         return None
     base = statistic(np.concatenate(rows_a))
     if base == 0:
@@ -107,9 +107,16 @@ def bootstrap_ratio(
     return Ratio(statistic(np.concatenate(rows_b)) / base, float(low), float(high))
 
 
-def _resample(rows: Sequence[NDArray[Any]], random: np.random.Generator) -> NDArray[Any]:
+def _as_arrays(rows: Sequence[Sequence[float]]) -> Sequence[NDArray[Any]] | NDArray[Any]:
+    """Return the rows that have values; where they are of one length as one array, which is faster to draw from."""
+    arrays = [np.asarray(row, float) for row in rows if len(row)]
+    return np.stack(arrays) if len({len(array) for array in arrays}) == 1 else arrays
+
+
+def _resample(rows: Sequence[NDArray[Any]] | NDArray[Any], random: np.random.Generator) -> NDArray[Any]:
     size = len(rows)
     block = max(round(size ** (1 / 3)), 1)
     starts = random.integers(0, size, -(-size // block))
     indices = (starts[:, np.newaxis] + np.arange(block)) % size  # circular: every row is as likely as any other
-    return np.concatenate([rows[index] for index in indices.ravel()[:size]])
+    chosen = indices.ravel()[:size]
+    return rows[chosen].ravel() if isinstance(rows, np.ndarray) else np.concatenate([rows[index] for index in chosen])
