@@ -44,8 +44,8 @@ format: venv ## format the code
 bench-accounting: venv ## what accounting costs: beside a server without it, and the ledger alone over a million records
 	@$(BIN)/python tests/benchmarks/bench_accounting.py
 
-faults: venv ## kill metering processes at random, at length, and audit the books
-	@$(BIN)/python -m tests.support.ledger_faults --rounds 60
+faults: venv ## kill servers and metering processes at random, at length, and audit the books
+	@$(BIN)/python -m tests.support.server_faults
 
 docs: venv ## regenerate the model repository's configs and docs/contract.md
 	@$(BIN)/python -m enginehouse_contract.render .

@@ -51,9 +51,11 @@ def running_server(
 
 
 @contextmanager
-def instant_server(build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+def instant_server(
+    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, *, ledger_url: str = ""
+) -> Iterator[RunningServer]:
     """Serve a build with the instant engine in the engine's place: all is real but the forward pass."""
-    settings = Settings(home=home)
+    settings = Settings(home=home, ledger_url=ledger_url)
     render_repository(settings.repository_dir, build_dir, parameters)
     engine_dir = settings.repository_dir / "tensorrt_llm"
     config = engine_dir / "config.pbtxt"
