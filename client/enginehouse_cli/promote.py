@@ -139,7 +139,9 @@ def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, pa
     from enginehouse_backends.server.release_models import split_parameters  # noqa: PLC0415
     from enginehouse_builders.store import find_build  # noqa: PLC0415
     from enginehouse_cli.promoting import who_asks  # noqa: PLC0415
+    from enginehouse_cli.release_memory import plan_memory  # noqa: PLC0415
     from enginehouse_contract.manifest import verify_build  # noqa: PLC0415
+    from enginehouse_contract.release import Release  # noqa: PLC0415
 
     if reference.startswith("r") and reference[1:].isdecimal():
         release = book.release(int(reference[1:]))
@@ -158,6 +160,7 @@ def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, pa
     merged = {name: value for name, value in {**inherited, **of_release}.items() if value}
     found = find_build(settings.store_dir, reference)
     manifest = verify_build(found.build_dir)
+    plan_memory(Release(0, manifest.build_id, found.build_dir, manifest.model_name, merged))  # refuses wrong settings
     return book.add_release(manifest.build_id, found.build_dir, manifest.model_name, merged, who_asks())
 
 

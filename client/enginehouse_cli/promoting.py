@@ -79,6 +79,7 @@ def outcome_row(outcome: Outcome, build_id: str, recovered: str | None) -> dict[
         "swap": operation.swap,
         "load_s": _rounded(outcome.load_s),
         "flip_s": _rounded(outcome.switch_s),
+        "ready_to_switched_s": _rounded(outcome.ready_to_switched_s),
         "gap_s": _rounded(outcome.gap_s),
         "drain_s": _rounded(outcome.drain_s),
         "unloaded": [release_name(number) for number in outcome.unloaded],

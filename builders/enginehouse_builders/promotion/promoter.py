@@ -34,8 +34,10 @@ class Outcome:
     """What a change came to; times in seconds, None for what did not happen."""
 
     operation: Operation
+    ready_at_s: float | None = None  # when everything that is to answer was loaded, by the process's clock
     load_s: float | None = None
     switch_s: float | None = None  # from the first move of a stable name to the read-back that proved it
+    ready_to_switched_s: float | None = None  # the same from the end of the load, or from the start without one
     gap_s: float | None = None  # with unload_first: how long nobody answered
     drain_s: float | None = None
     unloaded: list[int] = field(default_factory=list)
@@ -122,8 +124,10 @@ class Promoter:
             load_s = self._server.load(release)
             self._book.set_fact("last_load_s", load_s)
             outcome.load_s = (outcome.load_s or 0.0) + load_s
+        outcome.ready_at_s = time.perf_counter()
         self._advance(outcome, Step.LOADED, "loaded" if missing else "already loaded")
-        for release in (missing or [self._book.release(operation.target)]) if operation.action != "canary_end" else []:
+        has_served = operation.action in {"rollback", "canary_end"}  # a loaded release of before is not asked again
+        for release in missing or ([] if has_served else [self._book.release(operation.target)]):
             self._server.check(release)
         self._advance(outcome, Step.CHECKED, "checked under its own name")
         if missing and operation.swap == "unload_first":
@@ -136,7 +140,9 @@ class Promoter:
         self._advance(outcome, Step.SWITCHING, "switching")
         started_s = time.perf_counter()
         self._server.switch(operation.after, self._releases(operation.after))
-        outcome.switch_s = time.perf_counter() - started_s
+        switched_s = time.perf_counter()
+        outcome.switch_s = switched_s - started_s
+        outcome.ready_to_switched_s = switched_s - (outcome.ready_at_s or started_s)
         self._advance(outcome, Step.SWITCHED, "switched and read back")
 
     def _commit(self, outcome: Outcome, baseline: Callable[[], Mapping[str, Any]]) -> None:
@@ -186,14 +192,17 @@ class Promoter:
         """Wait until a release answers nobody any more; return the requests still open when the time is up."""
         self._report(f"draining {release.name}")
         deadline_s = time.monotonic() + self._drain_timeout_s
-        quiet_since_s = time.monotonic()
+        quiet_since_s: float | None = None
         while True:
-            if (num_open := self._server.num_open(release)) > 0:
-                quiet_since_s = time.monotonic() + _POLL_S
-            if time.monotonic() - quiet_since_s >= _SETTLE_S:
-                return 0
-            if time.monotonic() >= deadline_s and num_open:
-                return num_open
+            num_open, now_s = self._server.num_open(release), time.monotonic()
+            if num_open > 0:
+                quiet_since_s = None
+                if now_s >= deadline_s:
+                    return num_open
+            else:
+                quiet_since_s = now_s if quiet_since_s is None else quiet_since_s
+                if now_s - quiet_since_s >= _SETTLE_S:
+                    return 0
             time.sleep(_POLL_S)
 
     def _unload(self, release: Release) -> None:
