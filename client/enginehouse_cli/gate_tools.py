@@ -81,7 +81,8 @@ class GrpcEngine:
 
         Raises :class:`EngineFailureError` for an engine that was not built to answer them.
         """
-        for outputs in self._ask(token_ids, 1, return_context_logits=True, exclude_input_in_output=True):
+        answers = list(self._ask(token_ids, 1, return_context_logits=True, exclude_input_in_output=True))
+        for outputs in answers:
             logits = outputs.get("context_logits")
             if logits is not None and logits.size:
                 return logits.reshape(logits.shape[-2:]).astype(np.float32, copy=False)
@@ -103,17 +104,21 @@ class GrpcEngine:
         call = self._stub.ModelStreamInfer(iter((message,)), timeout=_TIMEOUT_S)
         try:
             for response in call:
+                inner = response.infer_response
+                is_final = bool(inner.parameters["triton_final_response"].bool_param)
+                if response.error_message or is_final:
+                    for _ in call:  # cancelled while it ends, a call would keep the model from being unloaded
+                        pass
                 if response.error_message:
                     raise error_of_message(response.error_message)
-                inner = response.infer_response
                 if inner.outputs:
                     yield _decode(inner)
-                if inner.parameters["triton_final_response"].bool_param:
+                if is_final:
                     return
         except FOREIGN_ERRORS as error:
             raise map_exception(error, self._target) from error
         finally:
-            call.cancel()
+            call.cancel()  # a finished call ignores it
         raise EngineFailureError("the engine's stream ended before its answer")
 
     def _read_build_id(self) -> str:

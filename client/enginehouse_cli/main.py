@@ -18,6 +18,7 @@ from enginehouse_cli import (
     cost,
     demo,
     doctor,
+    gate,
     generate,
     prices,
     promote,
@@ -56,6 +57,7 @@ app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("usage")(usage.usage)
 app.command("cost")(cost.cost)
+app.command("gate")(gate.gate)
 app.add_typer(bench.app, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(prices.app, name="prices")

@@ -85,11 +85,16 @@ def compare(
     Without a reference the divergence is that of the build from itself: 0, with its perplexity.
     """
     ids, num_prompt = np.array(sequence.token_ids), sequence.num_prompt_tokens
-    log_q = _log_softmax(build)
-    log_p = log_q if reference is None else _log_softmax(reference)
-    kl = np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=1), 0.0)  # rounding may leave it below 0
     answer_rows = np.arange(num_prompt - 1, len(ids) - 1)
     text_rows = np.arange(num_prompt - 1 if sequence.is_text else 0)
+    _, log_sum_q = _softmax(build)
+    sum_nll = float((log_sum_q[text_rows] - build[text_rows, ids[text_rows + 1]]).sum())
+    kl, sum_reference_nll = np.zeros(1), sum_nll
+    if reference is not None:
+        shares, log_sum_p = _softmax(reference)
+        kl = (shares * (reference - build)).sum(axis=1, dtype=np.float64) - (log_sum_p - log_sum_q)
+        kl = np.maximum(kl, 0.0)  # rounding may leave it below 0
+        sum_reference_nll = float((log_sum_p[text_rows] - reference[text_rows, ids[text_rows + 1]]).sum())
     return Divergence(
         num_positions=len(ids),
         sum_kl=float(kl.sum()),
@@ -97,8 +102,8 @@ def compare(
         num_answer_tokens=len(answer_rows),
         num_agreeing_tokens=int((build[answer_rows].argmax(axis=1) == ids[answer_rows + 1]).sum()),
         num_text_tokens=len(text_rows),
-        sum_nll=float(-log_q[text_rows, ids[text_rows + 1]].sum()),
-        sum_reference_nll=float(-log_p[text_rows, ids[text_rows + 1]].sum()),
+        sum_nll=sum_nll,
+        sum_reference_nll=sum_reference_nll,
     )
 
 
@@ -108,8 +113,10 @@ def first_bad_position(logits: NDArray[np.float32]) -> int | None:
     return int(bad.argmax()) if bad.any() else None
 
 
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return shifted
+def _softmax(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Return the shares, and the logarithm of the sum of exponentials of each row."""
+    largest = logits.max(axis=1, keepdims=True)
+    shares = np.exp(logits - largest)
+    sums = shares.sum(axis=1, dtype=np.float64, keepdims=True)
+    shares /= sums.astype(np.float32)
+    return shares, (np.log(sums) + largest)[:, 0]

@@ -32,7 +32,8 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 NUM_ANSWER_TOKENS: Final = 24
-_CONCURRENCY: Final = 4  # requests at a time: enough to fill a batch, few enough that logits stay small
+MAX_PROMPT_TOKENS: Final = 1024  # of a prompt's beginning: logits of more would not fit one message
+_CONCURRENCY: Final = 6  # requests at a time: enough to fill a batch, few enough that their logits stay small
 
 
 def numeric_gate(

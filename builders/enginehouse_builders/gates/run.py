@@ -15,7 +15,7 @@ from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import describe_host
 from enginehouse_builders.gates.load import load_gate
 from enginehouse_builders.gates.memory import available_bytes, memory_gate, memory_need
-from enginehouse_builders.gates.numeric import NUM_ANSWER_TOKENS, numeric_gate
+from enginehouse_builders.gates.numeric import MAX_PROMPT_TOKENS, NUM_ANSWER_TOKENS, numeric_gate
 from enginehouse_builders.gates.prompts import shipped_prompts
 from enginehouse_builders.gates.record import GateRecord, GateResult
 from enginehouse_builders.gates.service_pool import ServicePool
@@ -129,14 +129,14 @@ class GateRun:
             )
 
     def _encode_prompts(self) -> None:
-        """Both sets as token ids of the build's own tokenizer, with room for answers in both builds."""
+        """Cut both sets to what leaves room for answers in both builds, whose logits are asked for with the answers."""
         manifests = [build.manifest for build in (self._build, self._reference) if build is not None]
-        room = min(min(m.limits.max_input_len, m.limits.max_seq_len - NUM_ANSWER_TOKENS) for m in manifests)
+        room = min(min(m.limits.max_input_len, m.limits.max_seq_len - 1) for m in manifests) - NUM_ANSWER_TOKENS
         encoder = self._tools.encoder(self._build)
         for name, prompts in self._prompt_sets().items():
-            encoded = encode_prompts(prompts, encoder, room)
+            encoded = encode_prompts(prompts, encoder, max(min(room, MAX_PROMPT_TOKENS), 0))
             if not encoded:
-                raise ConfigurationError(f"the {name} prompts hold none that this build can be asked.")
+                raise ConfigurationError(f"the {name} prompts hold none that the builds have room for.")
             self._prompts[name] = encoded
 
     def _prompt_sets(self) -> dict[str, tuple[Prompt, ...]]:

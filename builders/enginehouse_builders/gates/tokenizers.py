@@ -1,11 +1,9 @@
-"""Whether two builds read and word prompts alike; and prompts as token ids, checked against what builds can hold."""
+"""Whether two builds read and word prompts alike; and prompts as token ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from enginehouse_contract.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,25 +22,17 @@ class EncodedPrompt:
     is_text: bool
 
 
-def encode_prompts(
-    prompts: Sequence[Prompt], encoder: PromptEncoder, max_input_len: int, field: str = "--prompts"
-) -> tuple[EncodedPrompt, ...]:
-    """Return prompts as token ids; conversations are passed over where the build has no chat template.
+def encode_prompts(prompts: Sequence[Prompt], encoder: PromptEncoder, max_tokens: int) -> tuple[EncodedPrompt, ...]:
+    """Return prompts as their first *max_tokens* token ids.
 
-    Raises :class:`ConfigurationError` naming the line of a prompt that is longer than *max_input_len* tokens.
+    Left out are conversations where the build has no chat template, and prompts of one token, which predicts nothing.
     """
     encoded = []
     for prompt in prompts:
         ids = encoder.encode(prompt.text) if prompt.text is not None else encoder.encode_chat(prompt.messages)
-        if ids is None:
-            continue
-        if len(ids) > max_input_len:
-            raise ConfigurationError(
-                f"`{field}`: the prompt at {prompt.where} has {len(ids)} tokens, and the builds leave room for "
-                f"{max_input_len}; shorten it."
-            )
-        if len(ids) > 1:  # one token predicts nothing of the prompt
-            encoded.append(EncodedPrompt(prompt.where, tuple(ids), prompt.text is not None))
+        cut = tuple(ids or ())[:max_tokens]
+        if len(cut) > 1:
+            encoded.append(EncodedPrompt(prompt.where, cut, prompt.text is not None))
     return tuple(encoded)
 
 
