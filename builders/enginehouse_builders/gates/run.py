@@ -201,7 +201,10 @@ class GateRun:
 
     def _open_reference(self) -> EngineService:
         assert self._reference is not None, "asked for only where there is one"
-        return self._pool.get(self._reference)
+        try:
+            return self._pool.get(self._reference)
+        except EnginehouseError as error:
+            raise type(error)(f"the reference: {error}") from error
 
 
 def _checked(gate: Gate, check: Callable[[], GateResult]) -> GateResult:
