@@ -114,7 +114,7 @@ def _print(record: GateRecord, path: Path, elapsed_s: float) -> None:
     for result in record.results:
         table.add_row(result.gate, _MARKS[result.status], _found(result))
     stdout.print(table)
-    verdict = "passed" if record.passed else f"not passed: {record.why_not}"
+    verdict = "passed" if record.passed else f"not passed: {record.why_not.partition(':')[0]}"
     stdout.print(f"{verdict} ({elapsed_s:.0f} s)\nrecord {record.number}: {path}", markup=False)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_MAX_MEAN_NLL: Final = 700.0  # a float holds its exponential
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,12 @@ class Divergence:
     @property
     def perplexity(self) -> float | None:
         """The build's on the text; None where there is no text."""
-        return exp(self.sum_nll / self.num_text_tokens) if self.num_text_tokens else None
+        return _perplexity(self.sum_nll, self.num_text_tokens)
 
     @property
     def reference_perplexity(self) -> float | None:
         """The reference's on the text; None where there is no text."""
-        return exp(self.sum_reference_nll / self.num_text_tokens) if self.num_text_tokens else None
+        return _perplexity(self.sum_reference_nll, self.num_text_tokens)
 
 
 def compare(
@@ -111,6 +113,10 @@ def first_bad_position(logits: NDArray[np.float32]) -> int | None:
     """Return the first position whose logits hold NaN or infinity, or None."""
     bad = ~np.isfinite(logits).all(axis=1)
     return int(bad.argmax()) if bad.any() else None
+
+
+def _perplexity(sum_nll: float, num_tokens: int) -> float | None:
+    return exp(min(sum_nll / num_tokens, _MAX_MEAN_NLL)) if num_tokens else None
 
 
 def _softmax(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:

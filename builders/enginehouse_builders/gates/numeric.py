@@ -148,7 +148,7 @@ def _failures(name: str, found: Divergence, limits: NumericGate) -> list[str]:
     ratio = _perplexity_ratio(found)
     if ratio is not None and ratio > limits.max_perplexity_ratio:
         failures.append(
-            f"the perplexity{over} is {ratio:.3f} of the reference's, at most {limits.max_perplexity_ratio:g} may be"
+            f"the perplexity{over} is {ratio:.4g} times the reference's, at most {limits.max_perplexity_ratio:g} may be"
         )
     return failures
 
