@@ -14,13 +14,14 @@ from rich.table import Table
 from enginehouse_cli.console import EXIT_FAILED, Stopwatch, print_json, progress_bar, stdout
 from enginehouse_cli.ledger import open_ledger
 from enginehouse_cli.options import JsonFlag
+from enginehouse_contract.errors import ConfigurationError
 from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
     from enginehouse_builders.gates import GateRecord, GateResult
     from enginehouse_builders.gates.run import GateOptions
     from enginehouse_builders.gates.services import GateTools
-    from enginehouse_builders.spec.model import Costs
+    from enginehouse_builders.spec.model import Costs, Spec
     from enginehouse_contract.settings import Settings
 
 _SHOWN: Final[dict[str, tuple[str, ...]]] = {
@@ -43,6 +44,10 @@ def gate(
         Optional[Path],
         typer.Option("--prompts", help="Your own prompts beside the shipped ones: JSON lines with `prompt`."),
     ] = None,
+    spec: Annotated[
+        Optional[Path],
+        typer.Option("--spec", help="A spec whose `gates` are the thresholds and whose `costs` are the machine's."),
+    ] = None,
     url: Annotated[
         Optional[str],
         typer.Option(
@@ -62,7 +67,7 @@ def gate(
     settings = load_settings()
     found = find_build(settings.store_dir, build)
     reference = None if against is None else find_build(settings.store_dir, against)
-    options = _options(settings, prompts)
+    options = _options(settings, prompts, None if spec is None else _read_spec(spec))
     tools = _tools(settings, url)
     watch = Stopwatch.start()
     with progress_bar(f"gate {found.manifest.model_name}") as report:
@@ -86,12 +91,33 @@ def _tools(settings: Settings, url: str | None) -> GateTools:
     return PrivateServers(settings)
 
 
-def _options(settings: Settings, prompts: Path | None) -> GateOptions:
+def _options(settings: Settings, prompts: Path | None, spec: Spec | None) -> GateOptions:
     from enginehouse_builders.gates.prompts import read_prompts  # noqa: PLC0415
     from enginehouse_builders.gates.run import GateOptions  # noqa: PLC0415
+    from enginehouse_builders.spec.model import Gates  # noqa: PLC0415
 
-    own = () if prompts is None else read_prompts(prompts)
-    return GateOptions(costs=_costs_of_ledger(settings), own_prompts=own)
+    thresholds = Gates() if spec is None else spec.gates
+    files = [Path(thresholds.prompts)] if thresholds.prompts else []
+    own = [prompt for path in (*files, *([prompts] if prompts else [])) for prompt in read_prompts(path)]
+    is_priced = spec is not None and spec.costs.machine_hour is not None
+    costs = spec.costs if spec is not None and is_priced else _costs_of_ledger(settings)
+    return GateOptions(thresholds, costs, tuple(own))
+
+
+def _read_spec(path: Path) -> Spec:
+    """Read a spec for its gates: its model need not be on this host, its prompts lie beside it."""
+    from enginehouse_builders.spec.loading import parse_spec  # noqa: PLC0415
+
+    try:
+        spec = parse_spec(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror or error}).") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not text (UTF-8) at byte {error.start}.") from error
+    if spec.gates.prompts is None:
+        return spec
+    prompts = str(path.absolute().parent / Path(spec.gates.prompts).expanduser())
+    return spec.model_copy(update={"gates": spec.gates.model_copy(update={"prompts": prompts})})
 
 
 def _costs_of_ledger(settings: Settings) -> Costs:

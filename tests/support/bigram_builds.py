@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 300
 SHAPE = {
+    "architecture": "LlamaForCausalLM",
     "num_hidden_layers": 2,
+    "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "head_size": 16,
     "intermediate_size": 32,

@@ -43,12 +43,12 @@ def needs_of(manifest: Manifest, config: dict[str, Any]) -> Needs:
     """Read what a build needs from its manifest and its engine's ``config.json``."""
     runtime = _RUNTIME[manifest.target]
     mapping = config.get("pretrained_config", {}).get("mapping", {})
-    sm = manifest.tool_versions.get("sm")
+    architecture = re.sub(r"\D", "", manifest.tool_versions.get("gpu_architecture", ""))
     return Needs(
         target=manifest.target,
         runtime=runtime,
         runtime_version=manifest.tool_versions.get(runtime),
-        sm=int(re.sub(r"\D", "", sm)) if sm else None,
+        sm=int(architecture) if architecture else None,
         cuda_version=manifest.tool_versions.get("cuda"),
         world_size=int(mapping.get("world_size", 1)),
     )

@@ -14,7 +14,7 @@ from enginehouse_builders.gates.compatibility import compatibility_gate, needs_o
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import describe_host
 from enginehouse_builders.gates.load import load_gate
-from enginehouse_builders.gates.memory import available_bytes, memory_gate, memory_need
+from enginehouse_builders.gates.memory import memory_gate, plan_of
 from enginehouse_builders.gates.numeric import MAX_PROMPT_TOKENS, NUM_ANSWER_TOKENS, numeric_gate
 from enginehouse_builders.gates.prompts import shipped_prompts
 from enginehouse_builders.gates.record import GateRecord, GateResult
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from enginehouse_builders.gates.record import Gate, Value
     from enginehouse_builders.gates.services import EngineService, GateTools
     from enginehouse_builders.gates.tokenizers import EncodedPrompt
+    from enginehouse_builders.plan.memory import MemoryPlan
     from enginehouse_builders.store import StoredBuild
 
 SHIPPED: Final = "shipped"
@@ -157,12 +158,14 @@ class GateRun:
 
     def _memory(self) -> GateResult:
         """Also decide whether both builds may be loaded at once."""
-        available = available_bytes(self._build.manifest, self._host)
-        need = memory_need(self._build.manifest, read_config(self._build.build_dir))
+        plan = self._plan_of(self._build)
         if self._reference is not None:
-            theirs = memory_need(self._reference.manifest, read_config(self._reference.build_dir))
-            self._pool.max_served = 2 if need.least_bytes + theirs.least_bytes <= available else 1
-        return memory_gate(need, available)
+            both_bytes = plan.least_bytes + self._plan_of(self._reference).least_bytes
+            self._pool.max_served = 2 if both_bytes <= plan.available_bytes else 1
+        return memory_gate(plan)
+
+    def _plan_of(self, build: StoredBuild) -> MemoryPlan:
+        return plan_of(build, read_config(build.build_dir), self._host)
 
     def _load(self) -> GateResult:
         return load_gate(self._open_build, self._build, self._prompts[SHIPPED][0].token_ids)
@@ -194,7 +197,9 @@ class GateRun:
     def _cost(self) -> GateResult:
         assert self._speed_run is not None, "the speed gate came before"
         costs = self._options.costs
-        return cost_gate(self._speed_run, self._options.thresholds.cost, costs.machine_hour, costs.currency)
+        num_devices = needs_of(self._build.manifest, read_config(self._build.build_dir)).world_size
+        machine_hour = None if costs.machine_hour is None else costs.machine_hour * num_devices
+        return cost_gate(self._speed_run, self._options.thresholds.cost, machine_hour, costs.currency)
 
     def _open_build(self) -> EngineService:
         return self._pool.get(self._build)

@@ -12,7 +12,6 @@ from tests.support.bigram_builds import BigramService, ByteEncoder, make_table
 from enginehouse_builders.gates.compatibility import Needs, compatibility_gate
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import Gpu, Host, describe_host, parse_gpu
-from enginehouse_builders.gates.memory import MemoryNeed, memory_gate
 from enginehouse_builders.gates.prompts import read_prompts, shipped_prompts
 from enginehouse_builders.gates.speed import Round, SpeedRun, Trace, judge, measure
 from enginehouse_builders.spec.model import CostGate, SpeedGate
@@ -126,14 +125,6 @@ def test_an_older_openvino_build_loads_under_a_newer_one() -> None:
     """The runtime reads models of earlier releases."""
     needs = Needs("cpu", "openvino", "2025.1.0", None, None, 1)
     assert compatibility_gate(needs, GPU_HOST).status == "passed"
-
-
-def test_memory_counts_whole_sequences() -> None:
-    """What is left after weights and activations, divided by the KV of a full sequence."""
-    need = MemoryNeed(weights_bytes=100, activations_bytes=50, kv_bytes_per_token=2, max_seq_len=10)
-    assert memory_gate(need, 209).numbers["num_full_sequences"] == 2
-    assert memory_gate(need, 170).status == "passed"
-    assert memory_gate(need, 169).status == "failed"
 
 
 def test_this_host_has_a_kind_that_makes_a_name() -> None:

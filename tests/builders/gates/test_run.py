@@ -66,6 +66,7 @@ def test_a_good_build_passes_every_gate(good: StoredBuild, close: StoredBuild, t
     record = GateRun(tools, close, good, OPTIONS).run()
     assert record.passed, record.why_not
     numbers = {result.gate: result.numbers for result in record.results}
+    assert numbers["memory"]["weights_bytes"] == numbers["integrity"]["num_bytes"]
     assert numbers["numeric"]["token_agreement"] > 0.9
     assert 0 < numbers["numeric"]["mean_kl_divergence"] < 0.01
     assert numbers["speed"]["num_rounds"] == 3
@@ -142,10 +143,10 @@ def test_a_changed_file_fails_integrity_and_nothing_is_loaded(good: StoredBuild,
 
 def test_a_build_too_large_for_the_host_says_what_it_needs(tools: BigramTools, tmp_path: Path) -> None:
     """Bytes of weights, activations and KV, and what is available."""
-    huge = write_bigram_build(tmp_path, "huge", head_size=1 << 40)
+    huge = write_bigram_build(tmp_path, "huge", head_size=1 << 34)
     status, reason = _result(GateRun(tools, huge, None, OPTIONS).run(), "memory")
     assert status == "failed"
-    assert "are available" in reason
+    assert "does not fit" in reason
 
 
 def test_builds_that_do_not_fit_together_are_loaded_in_turn(
@@ -156,7 +157,7 @@ def test_builds_that_do_not_fit_together_are_loaded_in_turn(
     together = GateRun(tools, close, good, OPTIONS).run()
     tools.events.clear()
     room_for_one = int(together.results[2].numbers["least_bytes"] * 1.5)
-    monkeypatch.setattr("enginehouse_builders.gates.run.available_bytes", lambda _manifest, _host: room_for_one)
+    monkeypatch.setattr("enginehouse_builders.gates.memory.available_bytes", lambda _host, **_: room_for_one)
     in_turn = GateRun(tools, close, good, OPTIONS).run()
     assert in_turn.passed, in_turn.why_not
     assert all(
