@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ENGINEHOUSE_HOME ?= $(CURDIR)/.enginehouse
 
-.PHONY: help venv demo test test-fast lint format docs bench-engine bench-speculation bench-frontdoor bench-accounting faults clean
+.PHONY: help venv demo test test-fast lint format docs bench-engine bench-speculation bench-frontdoor bench-promotion bench-accounting faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -60,6 +60,9 @@ bench-speculation: venv ## what prompt-lookup drafts are worth, by batch size
 
 bench-frontdoor: venv ## what the front door costs, over the real engine and over an instant one
 	@$(BIN)/python tests/benchmarks/bench_frontdoor.py
+
+bench-promotion: venv ## promotions and rollbacks under a steady load: what fails, mixes, is lost, and how long a flip takes
+	@$(BIN)/python tests/benchmarks/bench_promotion.py
 
 clean: ## delete the virtual environment and all state of this checkout
 	@rm -rf $(VENV) .enginehouse

@@ -39,6 +39,7 @@ _CHECK_PROMPT: Final = "The quick brown fox"
 _CHECK_TIMEOUT_S: Final = 120.0
 _READ_BACK_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.05
+_ROUTES_PERIOD_S: Final = 0.06  # the front door looks at its table every 50 ms
 _OPEN_ROWS: Final = "nv_llm_front_door_open_rows"
 _ENGINE_REQUESTS: Final = "nv_trt_llm_request_metrics"
 
@@ -97,8 +98,13 @@ class TritonLiveServer:
     # ---- a release's own models ----
 
     def publish(self, release: Release) -> None:
-        """Put the release's models into the live repository."""
+        """Put the release's models into the live repository, and list it for the front door with share 0.
+
+        While it loads, the front door loads its tokenizer, so that no request waits for one later.
+        """
         release_models.publish_release(self._repository, release)
+        if release.name not in release_models.read_routes(self._repository):
+            release_models.add_routes(self._repository, [release])
 
     def retract(self, release: Release) -> None:
         """Take the release's models out of the live repository."""
@@ -132,7 +138,7 @@ class TritonLiveServer:
         try:
             with Client(self._state.grpc_url) as client:
                 text = client.generate(
-                    _CHECK_PROMPT, max_tokens=8, min_tokens=4, model=pipeline, timeout_s=_CHECK_TIMEOUT_S
+                    _CHECK_PROMPT, max_tokens=4, min_tokens=2, model=pipeline, timeout_s=_CHECK_TIMEOUT_S
                 ).text
         except EnginehouseError as error:
             raise PromotionError(f"{release.name} failed its check through `{pipeline}`: {error}") from error
@@ -141,21 +147,25 @@ class TritonLiveServer:
 
     # ---- the stable names ----
 
-    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> None:
-        """Point every stable name at the routing's releases; return when the server was seen to answer so."""
+    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> float:
+        """Point every stable name at the routing's releases; return since when the server was seen to answer so.
+
+        The front door is asked: the request that proves it was sent at the time returned, and answered later.
+        """
         stable = releases[routing.stable]
         for release in releases.values():
             if not self.is_ready(release):  # a pin on a model that is not ready would unload the stable name
                 raise PromotionError(f"{release.name} is not loaded; nothing was switched.")
-        self._introduce(routing, releases)
+        self._wait_until_met(releases)
         for name in release_models.ALIASES:
             if self._pointed_at(name) != stable.name:
                 release_models.point_stable_name(self._repository, name, stable, self._front_door)
                 self._administration.load(name)
         release_models.point_stable_name(self._repository, FRONT_DOOR, stable, self._front_door)  # for its next start
         release_models.write_routes(self._repository, _shares(routing, releases), by=routing.by)
-        self._read_back(routing, releases)
+        switched_s = self._read_back(routing, releases)
         write_state(self._settings.home, replace(self._state, build_id=stable.build_id))
+        return switched_s
 
     def served(self) -> Served:
         """Read back what the stable names are pinned to in the server, and the front door's route table."""
@@ -185,18 +195,13 @@ class TritonLiveServer:
         """Return the server's metrics."""
         return read_metrics(f"http://127.0.0.1:{self._state.metrics_port}/metrics")
 
-    def _introduce(self, routing: Routing, releases: Mapping[int, Release]) -> None:
-        """Let the front door load the tokenizers of releases that are new to it before a request waits for one."""
-        known = release_models.read_routes(self._repository)
-        new = [release for release in releases.values() if release.name not in known]
-        if not new:
-            return
-        release_models.add_routes(self._repository, new)
-        wanted = {release.name for release in new}
+    def _wait_until_met(self, releases: Mapping[int, Release]) -> None:
+        """Wait until the front door has loaded the tokenizers of these releases, which its metrics tell."""
+        wanted = {release.name for release in releases.values()}
         deadline_s = time.monotonic() + _READ_BACK_TIMEOUT_S
-        while not wanted <= {series.labels.get("release") for series in self.metrics() if series.name == _OPEN_ROWS}:
+        while missing := wanted - {s.labels["release"] for s in self.metrics() if s.name == _OPEN_ROWS}:
             if time.monotonic() >= deadline_s:
-                msg = f"the front door did not take up {routing.stable} within {_READ_BACK_TIMEOUT_S:g} s."
+                msg = f"the front door did not take up {', '.join(sorted(missing))} within {_READ_BACK_TIMEOUT_S:g} s."
                 raise PromotionError(msg)
             time.sleep(_POLL_S)
 
@@ -209,35 +214,44 @@ class TritonLiveServer:
         models = self._administration.models()
         return release_name(number) if models[stable_name].is_ready else None
 
-    def _read_back(self, routing: Routing, releases: Mapping[int, Release]) -> None:
+    def _read_back(self, routing: Routing, releases: Mapping[int, Release]) -> float:
         """Compare what answers with what should: the pins by the server's configs, the front door by asking it."""
         served = self.served()
         if not served.matches(routing):
             raise PromotionError(f"after the switch {served.problem}, not {release_name(routing.stable)}.")
-        deadline_s = time.monotonic() + _READ_BACK_TIMEOUT_S
-        low = 0.0
+        time.sleep(_ROUTES_PERIOD_S)
+        low, switched_s = 0.0, 0.0
         for release, share in _shares(routing, releases):
             if share > 0:
-                self._ask_front_door(release, low, low + share, deadline_s)
+                switched_s = max(switched_s, self._ask_front_door(release, low, low + share))
             low += share
+        return switched_s
 
-    def _ask_front_door(self, release: Release, low: float, high: float, deadline_s: float) -> None:
-        """Ask with a request id that the share from *low* to *high* covers, until the release's build answers."""
-        for number in itertools.count():
-            request_id = f"promotion-{release.name}-{time.time_ns():x}-{number}"
-            if not low <= sticky_point(request_id) < high:
-                continue
+    def _ask_front_door(self, release: Release, low: float, high: float) -> float:
+        """Ask with a request id that the share from *low* to *high* covers, until the release's build answers.
+
+        Returns when the request that it answered was sent.
+        """
+        deadline_s = time.perf_counter() + _READ_BACK_TIMEOUT_S
+        while True:
+            sent_s = time.perf_counter()
             try:
                 with Client(self._state.grpc_url) as client:
+                    request_id = _request_id(release, low, high)
                     answer = client.generate(_CHECK_PROMPT, max_tokens=1, request_id=request_id, timeout_s=30.0)
             except (OverloadedError, LedgerUnavailableError):
-                return  # the front door has no room for the question; its table and the pins were compared
+                return sent_s  # the front door has no room for the question; its table and the pins were compared
             if answer.build_id == release.build_id:
-                return
-            if time.monotonic() >= deadline_s:
+                return sent_s
+            if sent_s >= deadline_s:
                 msg = f"the front door answers from build {answer.build_id}, not from {release.build_id}."
                 raise PromotionError(msg)
-            time.sleep(_POLL_S)
+
+
+def _request_id(release: Release, low: float, high: float) -> str:
+    """A request id that the front door's shares send to the release from *low* to *high*."""
+    stem = f"promotion-{release.name}-{time.time_ns():x}"
+    return next(name for number in itertools.count() if low <= sticky_point(name := f"{stem}-{number}") < high)
 
 
 def sticky_point(key: str) -> float:

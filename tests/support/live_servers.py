@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from enginehouse_builders.promotion.book import ReleaseBook
@@ -82,7 +83,7 @@ class MemoryServer:
             raise PromotionError(f"{release.name} does not answer")
         self._act(f"check {release.name}", lambda: None)
 
-    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> None:
+    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> float:
         assert set(routing.releases) <= self.held, "a pin on what is not loaded would unload the stable names"
         self._act("point", lambda: setattr(self, "stable", routing.stable))
         if self.switch_fails:
@@ -91,6 +92,7 @@ class MemoryServer:
         share = routing.share if routing.canary is not None else 0.0
         shares = {routing.stable: 1.0 - share} | ({routing.canary: share} if routing.canary is not None else {})
         self._act("route", lambda: setattr(self, "shares", shares))
+        return time.perf_counter()
 
     def served(self) -> Served:
         stable = self.stable if self.stable in self.held else None

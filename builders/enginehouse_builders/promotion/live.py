@@ -78,8 +78,11 @@ class LiveServer(Protocol):
         """Send a request through the release's own pipeline; raise when it does not answer as it should."""
         ...
 
-    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> None:
-        """Point the stable names at the routing's releases and return when the server has been seen to answer so."""
+    def switch(self, routing: Routing, releases: Mapping[int, Release]) -> float:
+        """Point the stable names at the routing's releases, and see that the server answers so.
+
+        Returns since when it does, in seconds of ``time.perf_counter``.
+        """
         ...
 
     def served(self) -> Served:

@@ -36,7 +36,7 @@ class Outcome:
     operation: Operation
     ready_at_s: float | None = None  # when everything that is to answer was loaded, by the process's clock
     load_s: float | None = None
-    switch_s: float | None = None  # from the first move of a stable name to the read-back that proved it
+    switch_s: float | None = None  # from the first move of a stable name until new requests went to the new release
     ready_to_switched_s: float | None = None  # the same from the end of the load, or from the start without one
     gap_s: float | None = None  # with unload_first: how long nobody answered
     drain_s: float | None = None
@@ -139,8 +139,7 @@ class Promoter:
             return
         self._advance(outcome, Step.SWITCHING, "switching")
         started_s = time.perf_counter()
-        self._server.switch(operation.after, self._releases(operation.after))
-        switched_s = time.perf_counter()
+        switched_s = self._server.switch(operation.after, self._releases(operation.after))
         outcome.switch_s = switched_s - started_s
         outcome.ready_to_switched_s = switched_s - (outcome.ready_at_s or started_s)
         self._advance(outcome, Step.SWITCHED, "switched and read back")
