@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Optional
@@ -14,10 +16,13 @@ from rich.table import Table
 from enginehouse_cli.console import EXIT_FAILED, Stopwatch, print_json, progress_bar, stdout
 from enginehouse_cli.ledger import open_ledger
 from enginehouse_cli.options import JsonFlag
-from enginehouse_contract.errors import ConfigurationError
+from enginehouse_contract.errors import ConfigurationError, refusal
 from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from enginehouse_builders.gates import GateRecord, GateResult
     from enginehouse_builders.gates.run import GateOptions
     from enginehouse_builders.gates.services import GateTools
@@ -25,13 +30,12 @@ if TYPE_CHECKING:
     from enginehouse_contract.settings import Settings
 
 _SHOWN: Final[dict[str, tuple[str, ...]]] = {
-    "integrity": ("num_files", "num_bytes"),
-    "memory": ("least_bytes", "num_full_sequences"),
-    "load": ("load_s",),
+    "memory": ("weights_bytes", "least_bytes"),
     "numeric": ("token_agreement", "mean_kl_divergence", "perplexity", "reference_perplexity", "perplexity_ratio"),
     "speed": ("tokens_per_s", "ttft_ms", "itl_ms", "throughput_ratio", "ttft_ratio", "itl_ratio"),
     "cost": ("cost_per_million_output_tokens", "cost_ratio", "machine_s_per_million_output_tokens"),
 }
+_MAX_PLAIN: Final = 10**6  # larger numbers are told with an exponent
 _MARKS: Final = {"passed": "[green]passed[/]", "failed": "[red]failed[/]", "skipped": "[yellow]skipped[/]"}
 
 
@@ -70,7 +74,7 @@ def gate(
     options = _options(settings, prompts, None if spec is None else _read_spec(spec))
     tools = _tools(settings, url)
     watch = Stopwatch.start()
-    with progress_bar(f"gate {found.manifest.model_name}") as report:
+    with _ended_by_signals(), progress_bar(f"gate {found.manifest.model_name}") as report:
         record = GateRun(tools, found, reference, options, report).run()
     record, path = write_record(settings.home, record)
     if as_json:
@@ -81,14 +85,38 @@ def gate(
         raise typer.Exit(EXIT_FAILED)
 
 
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the gates as Ctrl-C does: servers are stopped and shadow models unloaded."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
+        raise KeyboardInterrupt
+
+    previous = {kind: signal.signal(kind, interrupt) for kind in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for kind, handler in previous.items():
+            signal.signal(kind, handler)
+
+
 def _tools(settings: Settings, url: str | None) -> GateTools:
     from enginehouse_backends.server.binary import require_host  # noqa: PLC0415
     from enginehouse_cli.gate_tools import PrivateServers, ShadowModels  # noqa: PLC0415
 
     if url is not None:
-        return ShadowModels(url)
+        return ShadowModels(_grpc_target(url))
     require_host()  # a host without a server says nothing about the build
     return PrivateServers(settings)
+
+
+def _grpc_target(url: str) -> str:
+    from enginehouse_client._transport import parse_address  # noqa: PLC0415
+
+    is_http, target = parse_address(url)
+    if is_http:
+        raise ConfigurationError(refusal("--url", "must be host:port of the server's gRPC", given=url))
+    return target
 
 
 def _options(settings: Settings, prompts: Path | None, spec: Spec | None) -> GateOptions:
@@ -146,13 +174,19 @@ def _print(record: GateRecord, path: Path, elapsed_s: float) -> None:
 
 def _found(result: GateResult) -> str:
     names = _SHOWN.get(result.gate, ())
-    numbers = {name: result.numbers.get(name) for name in (*names, *(f"own_{name}" for name in names))}
-    shown = [_number(name, value) for name, value in numbers.items() if value is not None]
-    return "\n".join([result.reason, *([", ".join(shown)] if shown else [])])
+    lines = [result.reason]
+    for prefix in ("", "own_"):
+        shown = [_number(name, value) for name in names if (value := result.numbers.get(prefix + name)) is not None]
+        if shown:
+            lines.append(f"{prefix.replace('_', ': ')}{', '.join(shown)}")
+    return "\n".join(lines)
 
 
 def _number(name: str, value: object) -> str:
+    words = name.replace("_", " ")
     if name.endswith("_bytes") and isinstance(value, int):
-        return f"{name.removesuffix('_bytes').replace('_', ' ')} {value / 1e6:,.0f} MB"
-    text = f"{Decimal(str(value)):.4g}" if isinstance(value, (float, str)) else str(value)
-    return f"{name.replace('_', ' ')} {text}"
+        return f"{words} {value / 1e6:,.0f} MB"
+    if isinstance(value, (float, str)):
+        rounded = Decimal(f"{Decimal(str(value)):.4g}")
+        return f"{words} {rounded:f}" if abs(rounded) < _MAX_PLAIN else f"{words} {rounded}"
+    return f"{words} {value}"

@@ -204,9 +204,7 @@ class ShadowModels(_Encoders):
                 finally:
                     engine.close()
             finally:
-                stub.RepositoryModelUnload(
-                    service_pb2.RepositoryModelUnloadRequest(model_name=model), timeout=_LOAD_TIMEOUT_S
-                )
+                self._unload(stub, model)
 
     def _load(self, stub: Any, model: str, build: StoredBuild) -> None:
         parameters = {"gpt_model_path": str(build.build_dir), "build_digest": build.manifest.build_id}
@@ -219,5 +217,12 @@ class ShadowModels(_Encoders):
         message.parameters[f"file:{MODEL_VERSION}/.gitkeep"].bytes_param = b""
         try:
             stub.RepositoryModelLoad(message, timeout=_LOAD_TIMEOUT_S)
+        except FOREIGN_ERRORS as error:
+            raise map_exception(error, self._target) from error
+
+    def _unload(self, stub: Any, model: str) -> None:
+        try:
+            message = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+            stub.RepositoryModelUnload(message, timeout=_LOAD_TIMEOUT_S)
         except FOREIGN_ERRORS as error:
             raise map_exception(error, self._target) from error
