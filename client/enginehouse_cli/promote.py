@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, cast
 
 import typer
@@ -11,15 +11,16 @@ from enginehouse_cli.console import stderr
 from enginehouse_cli.options import JsonFlag, show
 from enginehouse_cli.serve import parse_parameters
 from enginehouse_contract.errors import ConfigurationError, PromotionError, refusal
+from enginehouse_contract.release import release_name
 from enginehouse_contract.settings import load_settings
 
 if TYPE_CHECKING:
-    from enginehouse_builders.promotion.book import ReleaseBook
-    from enginehouse_builders.promotion.journal import Swap
+    from enginehouse_builders.promotion.journal import Operation, Routing, Swap
     from enginehouse_cli.promoting import Promotion
     from enginehouse_contract.release import Release, Stage
     from enginehouse_contract.settings import Settings
 
+SwapChoice = Literal["auto", "overlap", "unload_first"]
 WhyOption = Annotated[str, typer.Option("--why", help="For the history.")]
 KeepFlag = Annotated[bool, typer.Option("--keep-loaded", help="Leave the release before loaded: rollback at once.")]
 DrainOption = Annotated[
@@ -41,45 +42,129 @@ def promote(
         Optional[list[str]],
         typer.Option("--parameter", help="NAME=VALUE for the release's models; others stay as in production."),
     ] = None,
+    canary: Annotated[
+        Optional[str], typer.Option("--canary", help="Give it this share of the requests (10%) and judge it.")
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="With --canary: what sticks to a release: tenant or request.")] = (
+        "tenant"
+    ),
+    min_requests: Annotated[
+        int, typer.Option("--min-requests", min=10, help="With --canary: requests that it ends before the first look.")
+    ] = 50,
     why: WhyOption = "",
     swap: SwapOption = "auto",
     drain_timeout: DrainOption = 300.0,
     *,
+    watch: Annotated[bool, typer.Option("--watch", help="With --canary: show it until it is judged.")] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="With --canary: watch, and give it all requests once it has passed.")
+    ] = False,
     keep_loaded: KeepFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a build serve, without failing a request: load, check, switch, drain."""
     from enginehouse_builders.promotion.book import parse_stage  # noqa: PLC0415 - commands import what they use
-    from enginehouse_builders.promotion.journal import Operation  # noqa: PLC0415
-    from enginehouse_builders.promotion.promoter import current_routing, require_agreement  # noqa: PLC0415
-    from enginehouse_cli.promoting import promoting, who_asks  # noqa: PLC0415
+    from enginehouse_cli import canary as canaries  # noqa: PLC0415
 
     settings = load_settings()
-    wanted, how = parse_stage(stage), parse_swap(swap)
+    wanted, share = parse_stage(stage), None if canary is None else canaries.parse_share(canary)
     if override is not None and not override.strip():
         raise ConfigurationError(refusal("--override", "must give a reason"))
-    with promoting(settings, f"promote {build}", drain_timeout_s=drain_timeout) as promotion:
-        release = release_to_promote(settings, promotion.book, build, parse_parameters(parameter or []))
-        require_agreement(promotion.book, promotion.server)
-        before = current_routing(promotion.book)
-        gates = gate_summaries(settings, release, wanted, override)
+    if share is not None and wanted != "production":
+        raise ConfigurationError(refusal("--canary", "needs `--stage production`: staging gets no requests"))
+    if share is None and (watch or complete):
+        raise ConfigurationError(refusal("--watch and --complete", "need --canary"))
+    request = _Request(
+        reference=build,
+        stage=wanted,
+        parameters=parse_parameters(parameter or []),
+        swap=parse_swap(swap),
+        override=override,
+        why=why,
+        share=share,
+        by=canaries.parse_by(by),
+        min_requests=min_requests,
+        keep_loaded=keep_loaded,
+        drain_timeout_s=drain_timeout,
+    )
+    row, text = _promote(settings, request)
+    if watch or complete:
+        stderr.print(text, markup=False)
+        row = canaries.watch(settings, int(row["release"][1:]))
+        text = f"the canary {row['release']} has {row['verdict']}."
+        if complete and row["verdict"] == "passed":
+            done = replace(request, reference=row["release"], parameters={}, share=None, why=why or "its canary passed")
+            row, text = _promote(settings, done)
+    show(row, as_json=as_json, text=text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One call of `promote`, its options read and checked."""
+
+    reference: str
+    stage: Stage
+    parameters: dict[str, str]
+    swap: SwapChoice
+    override: str | None
+    why: str
+    share: float | None  # of a canary
+    by: str
+    min_requests: int
+    keep_loaded: bool
+    drain_timeout_s: float
+
+
+def _promote(settings: Settings, request: _Request) -> tuple[dict[str, Any], str]:
+    """Carry out a promotion, or begin a canary; return what it came to, and the same in words."""
+    from enginehouse_builders.promotion.journal import Operation  # noqa: PLC0415
+    from enginehouse_builders.promotion.promoter import current_routing, require_agreement  # noqa: PLC0415
+    from enginehouse_cli.candidate import gate_summaries, release_to_promote  # noqa: PLC0415
+    from enginehouse_cli.promoting import promoting, who_asks  # noqa: PLC0415
+
+    with promoting(settings, f"promote {request.reference}", drain_timeout_s=request.drain_timeout_s) as promotion:
+        book = promotion.book
+        release = release_to_promote(settings, book, request.reference, request.parameters)
+        require_agreement(book, promotion.server)
+        before = current_routing(book)
+        pointed = book.stage(request.stage)
+        if (
+            pointed == release
+            and request.share is None
+            and before.canary is None
+            and promotion.server.is_ready(release)
+        ):
+            row = {"action": "none", "stage": request.stage, "release": release.name, "build_id": release.build_id}
+            return row | {"recovered": promotion.recovered}, f"{request.stage} is {release.name} already."
         operation = Operation(
-            action="promote" if wanted == "production" else "stage",
-            stage=wanted,
+            action="stage" if request.stage == "staging" else "promote" if request.share is None else "canary_start",
+            stage=request.stage,
             target=release.number,
             before=before,
-            after=replace(before, stable=release.number, canary=None, share=0.0) if wanted == "production" else before,
+            after=_routing_after(request, before, release),
             who=who_asks(),
-            why=why,
-            override=override or "",
-            gates=gates,
-            keep_loaded=keep_loaded,
+            why=request.why,
+            override=request.override or "",
+            gates=gate_summaries(settings, release, request.stage, request.override),
+            keep_loaded=request.keep_loaded,
         )
-        pointed = promotion.book.stage(wanted)
-        if pointed == release and before.canary is None and promotion.server.is_ready(release):
-            _show_nothing_to_do(release, wanted, promotion, as_json=as_json)
-            return
-        _run(promotion, operation, release, how, as_json=as_json)
+        return _run(promotion, operation, release, request.swap)
+
+
+def _routing_after(request: _Request, before: Routing, release: Release) -> Routing:
+    """Return which releases answer after the promotion; raise :class:`PromotionError` for two canaries at once."""
+    from enginehouse_builders.promotion.journal import Routing  # noqa: PLC0415
+
+    if request.stage == "staging":
+        return before
+    if request.share is None:
+        return Routing(release.number)
+    if release.number == before.stable:
+        raise PromotionError(f"{release.name} is in production already; a canary is another release.")
+    if before.canary not in {None, release.number}:
+        name = release_name(before.canary or 0)
+        raise PromotionError(f"the canary of {name} is on; end it with `enginehouse rollback`, or promote {name}.")
+    return Routing(before.stable, release.number, request.share, request.by, request.min_requests)
 
 
 def rollback(
@@ -119,108 +204,40 @@ def rollback(
             why=why,
             keep_loaded=keep_loaded,
         )
-        _run(promotion, operation, release, how, as_json=as_json)
+        row, text = _run(promotion, operation, release, how)
+    show(row, as_json=as_json, text=text)
 
 
-def parse_swap(text: str) -> Literal["auto", "overlap", "unload_first"]:
+def parse_swap(text: str) -> SwapChoice:
     """Read --swap; raise :class:`ConfigurationError` for a word it does not know."""
     swap = text.replace("-", "_")
     if swap not in {"auto", "overlap", "unload_first"}:
         raise ConfigurationError(refusal("--swap", "must be auto, overlap or unload-first", given=text))
-    return cast("Literal['auto', 'overlap', 'unload_first']", swap)
+    return cast("SwapChoice", swap)
 
 
-def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, parameters: dict[str, str]) -> Release:
-    """Return the release that *reference* names, or a new one of the build that it names.
-
-    Settings not given stay as in production; an empty value takes one back. Raises :class:`BuildIntegrityError` when
-    the release's build is no longer there or was changed.
-    """
-    from enginehouse_backends.server.release_models import split_parameters  # noqa: PLC0415
-    from enginehouse_builders.store import find_build  # noqa: PLC0415
-    from enginehouse_cli.promoting import who_asks  # noqa: PLC0415
-    from enginehouse_cli.release_memory import plan_memory  # noqa: PLC0415
-    from enginehouse_contract.manifest import verify_build  # noqa: PLC0415
-    from enginehouse_contract.release import Release  # noqa: PLC0415
-
-    if reference.startswith("r") and reference[1:].isdecimal():
-        release = book.release(int(reference[1:]))
-        if parameters:
-            raise ConfigurationError(refusal("--parameter", "cannot change a release; name its build instead"))
-        verify_build(release.build_dir)
-        return release
-    of_release, of_front_door = split_parameters(parameters)
-    if of_front_door:
-        name = next(iter(of_front_door))
-        raise ConfigurationError(
-            refusal(name, "is the front door's, which serves every release", hint="Set it with `enginehouse serve`.")
-        )
-    production = book.stage("production")
-    inherited = {} if production is None else dict(production.parameters)
-    merged = {name: value for name, value in {**inherited, **of_release}.items() if value}
-    found = find_build(settings.store_dir, reference)
-    manifest = verify_build(found.build_dir)
-    plan_memory(Release(0, manifest.build_id, found.build_dir, manifest.model_name, merged))  # refuses wrong settings
-    return book.add_release(manifest.build_id, found.build_dir, manifest.model_name, merged, who_asks())
-
-
-def gate_summaries(
-    settings: Settings, release: Release, stage: Stage, override: str | None
-) -> tuple[dict[str, Any], ...]:
-    """Return what the history keeps of the build's gates on this kind of host.
-
-    Raises :class:`PromotionError` for production when they did not pass here and there is no reason to pass over them.
-    """
-    from enginehouse_builders.gates.host import describe_host  # noqa: PLC0415
-    from enginehouse_builders.gates.records import latest_record  # noqa: PLC0415
-
-    kind = describe_host().kind
-    record = latest_record(settings.home, release.build_id, kind)
-    if stage == "production" and override is None and (record is None or not record.passed):
-        why = f"its gates never ran on this kind of host ({kind})" if record is None else record.why_not
-        msg = (
-            f"build {release.build_id[:19]} may not go to production: {why}. "
-            f"Run `enginehouse gate {release.build_id[7:19]}`, or pass over it with --override REASON."
-        )
-        raise PromotionError(msg)
-    if record is None:
-        return ()
-    return (
-        {
-            "record": record.number,
-            "passed": record.passed,
-            "host_kind": record.host_kind,
-            "against_build_id": record.against_build_id,
-            "started_at": record.started_at,
-            "results": {result.gate: result.status for result in record.results},
-        },
-    )
-
-
-def _run(
-    promotion: Promotion,
-    operation: Any,
-    release: Release,
-    swap: Literal["auto", "overlap", "unload_first"],
-    *,
-    as_json: bool,
-) -> None:
+def _run(promotion: Promotion, operation: Operation, release: Release, swap: SwapChoice) -> tuple[dict[str, Any], str]:
+    from enginehouse_cli.canary_guard import baseline_of  # noqa: PLC0415
     from enginehouse_cli.promoting import outcome_row  # noqa: PLC0415
 
-    outcome = promotion.promoter.run(replace(operation, swap=_decide_swap(promotion, release, swap)))
+    operation = replace(operation, swap=_decide_swap(promotion, release, swap))
+    outcome = promotion.promoter.run(operation, lambda: baseline_of(promotion.server.metrics(), operation.after))
     row = outcome_row(outcome, release.build_id, promotion.recovered)
     loaded = "was loaded" if outcome.load_s is None else f"loaded in {outcome.load_s:.1f} s"
     switched = "" if outcome.switch_s is None else f", switched in {1000 * outcome.switch_s:.0f} ms"
-    lines = [f"{operation.stage}: {release.name} ({release.model_name}, {release.build_id[:19]}), {loaded}{switched}"]
+    where: str = operation.stage
+    if operation.after.canary is not None and operation.action == "canary_start":
+        where = f"canary at {operation.after.share:.0%} by {operation.after.by}"
+    lines = [f"{where}: {release.name} ({release.model_name}, {release.build_id[:19]}), {loaded}{switched}"]
     lines += [f"  unloaded {', '.join(row['unloaded'])} after {outcome.drain_s:.1f} s"] if outcome.drain_s else []
     lines += [
         f"  {name} still has {count} open requests and stays loaded; the next change unloads it"
         for name, count in row["still_open"].items()
     ]
-    show(row, as_json=as_json, text="\n".join(lines))
+    return row, "\n".join(lines)
 
 
-def _decide_swap(promotion: Promotion, release: Release, swap: Literal["auto", "overlap", "unload_first"]) -> Swap:
+def _decide_swap(promotion: Promotion, release: Release, swap: SwapChoice) -> Swap:
     """Ask the memory plan where the caller did not decide, and say what it means."""
     if promotion.server.is_ready(release):
         return "overlap"
@@ -237,8 +254,3 @@ def _decide_swap(promotion: Promotion, release: Release, swap: Literal["auto", "
             style="yellow",
         )
     return swap
-
-
-def _show_nothing_to_do(release: Release, stage: str, promotion: Promotion, *, as_json: bool) -> None:
-    row = {"action": "none", "stage": stage, "release": release.name, "build_id": release.build_id}
-    show(row | {"recovered": promotion.recovered}, as_json=as_json, text=f"{stage} is {release.name} already.")

@@ -9,13 +9,13 @@ from enginehouse_backends.server.release_models import release_parameters
 from enginehouse_backends.triton.engine_settings import read_engine_settings
 from enginehouse_backends.triton.model_parameters import ModelParameters
 from enginehouse_builders.gates.host import describe_host
-from enginehouse_builders.gates.memory import available_bytes, memory_need
+from enginehouse_builders.gates.memory import plan_of
 from enginehouse_builders.promotion.live import Memory
+from enginehouse_builders.store import StoredBuild
 from enginehouse_contract.errors import BuildIntegrityError
 from enginehouse_contract.manifest import CONFIG_FILE, read_manifest
 from enginehouse_contract.release import Release
 
-_PROCESSES_BYTES: Final = 400 << 20  # a release's three Python processes with their libraries
 _DEFAULT_KV_FRACTION: Final = 0.9  # NVIDIA's default of kv_cache_free_gpu_mem_fraction
 
 
@@ -33,14 +33,12 @@ def plan_memory(release: Release) -> Memory:
         config = json.loads((release.build_dir / CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BuildIntegrityError(f"{release.build_dir / CONFIG_FILE} cannot be read ({error}).") from error
-    need, host = memory_need(manifest, config), describe_host()
-    available = available_bytes(manifest, host)
+    plan = plan_of(StoredBuild(release.build_dir, manifest), config, describe_host())
     parameters = ModelParameters(release_parameters(release))
     if manifest.target == "cpu":
         kv_bytes = read_engine_settings(parameters, manifest.limits).kv_memory_bytes
-        needed = need.weights_bytes + need.activations_bytes + kv_bytes + _PROCESSES_BYTES
+        needed, available = plan.fixed_bytes + kv_bytes, plan.available_bytes
     else:
         fraction = parameters.number("kv_cache_free_gpu_mem_fraction", _DEFAULT_KV_FRACTION, 0.0, 1.0)
-        available = int((available - need.weights_bytes) * (1 - fraction))
-        needed = need.least_bytes
+        needed, available = plan.least_bytes, int((plan.available_bytes - plan.fixed_bytes) * (1 - fraction))
     return Memory(needed <= available, needed, available)

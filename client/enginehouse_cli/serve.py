@@ -34,6 +34,7 @@ def serve(
 ) -> None:
     """Serve what is in production, or a build, on 127.0.0.1 until Ctrl-C or SIGTERM."""
     from enginehouse_builders.store import find_build  # noqa: PLC0415
+    from enginehouse_cli.canary_guard import CanaryGuard  # noqa: PLC0415
     from enginehouse_cli.serving import serving  # noqa: PLC0415
 
     settings = load_settings()
@@ -48,7 +49,8 @@ def serve(
     ) as (server, state, release):
         try:
             _announce(release, state, as_json=as_json)
-            status = server.wait()
+            with CanaryGuard(settings, state):
+                status = server.wait()
         except KeyboardInterrupt:
             stderr.print("stopping")
             return

@@ -22,6 +22,7 @@ StageArgument = Annotated[Optional[str], typer.Argument(help="staging or product
 def stage_show(stage: StageArgument = None, *, as_json: JsonFlag = False) -> None:
     """Show the release of each stage, and a canary that is on."""
     from enginehouse_builders.promotion.book import ReleaseBook, parse_stage  # noqa: PLC0415 - as they use
+    from enginehouse_cli.canary_guard import canary_row  # noqa: PLC0415
     from enginehouse_cli.releases import release_rows  # noqa: PLC0415
 
     settings = load_settings()
@@ -29,9 +30,9 @@ def stage_show(stage: StageArgument = None, *, as_json: JsonFlag = False) -> Non
     with ReleaseBook(settings.home) as book:
         rows = {row["release"]: row for row in release_rows(settings, book)}
         pointed = {name: book.stage(name) for name in wanted}
-        canary, unfinished = book.canary(), book.unfinished()
+        canary, status, unfinished = book.canary(), book.fact("canary_status"), book.unfinished()
     shown: dict[str, Any] = {name: None if at is None else rows[at.name] for name, at in pointed.items()}
-    shown["canary"] = None if canary is None else {**asdict(canary), "release": release_name(canary.release)}
+    shown["canary"] = None if canary is None else canary_row(canary, status)
     shown["unfinished"] = None if unfinished is None else f"{unfinished.action} {release_name(unfinished.target)}"
     if as_json:
         print_json(shown)
@@ -41,7 +42,8 @@ def stage_show(stage: StageArgument = None, *, as_json: JsonFlag = False) -> Non
         text = f"{row['release']}  {row['name']}  {row['build_id'][:19]}  {row['state']}" if row else "nothing yet"
         stdout.print(f"{name:11} {text}", markup=False)
     if canary is not None:
-        stdout.print(f"canary      {release_name(canary.release)}  {canary.share:.0%} by {canary.by}", markup=False)
+        words = f"{canary.share:.0%} by {canary.by}, {shown['canary']['verdict']}"
+        stdout.print(f"canary      {release_name(canary.release)}  {words}", markup=False)
     if unfinished is not None:
         stdout.print(f"unfinished  {shown['unfinished']}: the next promote or rollback ends it", markup=False)
 

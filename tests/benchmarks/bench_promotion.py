@@ -143,13 +143,13 @@ def serving(settings: Settings, build_dir: Path) -> Iterator[ServerState]:
     try:
         while (state := read_state(settings.home)) is None:
             if process.poll() is not None:
-                _, error = process.communicate()
-                raise SystemExit(error.decode())
+                assert process.stderr is not None, "it was asked for"
+                raise SystemExit(process.stderr.read().decode())
             time.sleep(0.1)
         yield state
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 def enginehouse(settings: Settings, *arguments: str) -> dict[str, Any]:

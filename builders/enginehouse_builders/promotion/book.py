@@ -72,6 +72,7 @@ class Canary:
     release: int
     share: float
     by: str  # tenant or request: what sticks to a release
+    min_requests: int = 50  # ended by the canary before the first look
     started_at: str = ""
     baseline: Mapping[str, Any] = field(default_factory=dict)  # counters of both releases when it began
 
@@ -216,6 +217,7 @@ class ReleaseBook:
             database.execute("DELETE FROM loaded")
             database.execute("INSERT INTO loaded VALUES (?, 0)", (release.number,))
             _set_fact(database, "canary", None)
+            _set_fact(database, "canary_status", None)
 
     def expected_load_s(self) -> float | None:
         """Return how long a load should take: as long as the last one; None before the first."""
@@ -267,6 +269,7 @@ class ReleaseBook:
                 database.execute("INSERT OR REPLACE INTO stage VALUES (?, ?)", (event.stage, event.to_release))
             canary = None if change.canary is None else {**_plain(change.canary), "started_at": now()}
             _set_fact(database, "canary", canary)
+            _set_fact(database, "canary_status", None)
             if operation.number:
                 database.execute(
                     "UPDATE operation SET step = ? WHERE number = ?", (Step.COMMITTED.name, operation.number)
@@ -337,7 +340,13 @@ def now() -> str:
 
 
 def _plain(canary: Canary) -> dict[str, Any]:
-    return {"release": canary.release, "share": canary.share, "by": canary.by, "baseline": dict(canary.baseline)}
+    return {
+        "release": canary.release,
+        "share": canary.share,
+        "by": canary.by,
+        "min_requests": canary.min_requests,
+        "baseline": dict(canary.baseline),
+    }
 
 
 def _set_fact(database: sqlite3.Connection, name: str, value: Any) -> None:

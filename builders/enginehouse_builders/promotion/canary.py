@@ -123,7 +123,7 @@ def fisher_p_value(num_bad: int, num: int, num_other_bad: int, num_other: int) -
 
 
 def rank_sum_p_value(values: Mapping[float, int], others: Mapping[float, int]) -> float:
-    """Return the chance that *values* rank as high as they do when both are alike (normal approximation, ties counted)."""
+    """Return the chance that *values* rank as high as they do when both are alike (normal approximation with ties)."""
     num, num_other = sum(values.values()), sum(others.values())
     total = num + num_other
     if not num or not num_other:

@@ -46,6 +46,7 @@ class Routing:
     canary: int | None = None
     share: float = 0.0
     by: str = "tenant"
+    min_requests: int = 50  # of the canary, before it is looked at
 
     @property
     def releases(self) -> tuple[int, ...]:

@@ -158,7 +158,9 @@ class Promoter:
             gates=operation.gates,
         )
         after = operation.after
-        canary = None if after.canary is None else Canary(after.canary, after.share, after.by, baseline=baseline())
+        canary = None
+        if after.canary is not None:
+            canary = Canary(after.canary, after.share, after.by, after.min_requests, baseline=baseline())
         moves = operation.action in {"promote", "rollback", "stage"}
         operation = self._book.commit(operation, Change(event, moves_stage=moves, canary=canary))
         outcome.operation = operation
@@ -256,7 +258,7 @@ def current_routing(book: ReleaseBook) -> Routing:
     canary = book.canary()
     if canary is None:
         return Routing(production.number)
-    return Routing(production.number, canary.release, canary.share, canary.by)
+    return Routing(production.number, canary.release, canary.share, canary.by, canary.min_requests)
 
 
 def require_agreement(book: ReleaseBook, server: LiveServer) -> None:
