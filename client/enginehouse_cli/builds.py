@@ -1,18 +1,26 @@
-"""`enginehouse builds`: what lies in the store."""
+"""`enginehouse builds`: what lies in the store; `push` and `pull` move builds to and from a remote one."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import typer
 from rich.table import Table
 
+from enginehouse_cli import remote
 from enginehouse_cli.console import print_json, stdout
 from enginehouse_cli.options import JsonFlag
 from enginehouse_contract.settings import load_settings
 
+app = typer.Typer()
+remote.attach(app)
 
-def builds(*, as_json: JsonFlag = False) -> None:
-    """List the builds, newest first."""
+
+@app.callback(invoke_without_command=True)
+def builds(context: typer.Context, *, as_json: JsonFlag = False) -> None:
+    """List the builds, newest first; or move them to and from a remote store."""
+    if context.invoked_subcommand is not None:
+        return
     from enginehouse_builders.store import list_builds  # noqa: PLC0415
 
     found = list_builds(load_settings().store_dir)

@@ -45,7 +45,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("build")(build.build)
-app.command("builds")(builds.builds)
+app.add_typer(builds.app, name="builds")
 app.command("serve")(serve.serve)
 app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
