@@ -45,7 +45,7 @@ def numeric_gate(
 ) -> GateResult:
     """Compare a build with its reference over sets of prompts, each of which must pass; *scratch* is an empty folder.
 
-    Without a reference only what needs none is checked: finite logits, and the perplexity is told.
+    Without a reference only what needs none is checked: finite logits, and text predicted better than by guessing.
     Raises errors of our tree when an engine fails.
     """
     answering = (open_reference or open_build)()
@@ -54,9 +54,11 @@ def numeric_gate(
     if open_reference is not None:
         _in_parallel(lambda item: _save(scratch, item[0], answering, item[1]), list(enumerate(sequences)))
     build = open_build()
+    vocab_sizes: set[int] = set()
 
     def score(item: tuple[int, ScoredSequence]) -> Divergence | str:
         logits = build.context_logits(item[1].token_ids)
+        vocab_sizes.add(logits.shape[-1])
         reference = None if open_reference is None else np.load(_logits_file(scratch, item[0]))
         return _compare_checked(item[1], logits, reference)
 
@@ -74,11 +76,24 @@ def numeric_gate(
         for key, value in _numbers(name, found, has_reference=open_reference is not None).items()
     }
     if open_reference is None:
-        return GateResult("numeric", "passed", "no reference: only that logits are finite was checked", numbers)
+        return _without_reference(by_set, max(vocab_sizes), numbers)
     failures = [failure for name, found in by_set.items() for failure in _failures(name, found, limits)]
     reason = "; ".join(failures) or "agrees with the reference"
     numbers |= {"worst_prompt": worst_prompt, "worst_prompt_mean_kl_divergence": worst_kl}
     return GateResult("numeric", "failed" if failures else "passed", reason, numbers, limits.model_dump())
+
+
+def _without_reference(by_set: Mapping[str, Divergence], vocab_size: int, numbers: dict[str, Value]) -> GateResult:
+    """Judge a build alone: text must be less of a surprise to it than to one who knows nothing but the vocabulary."""
+    thresholds: dict[str, Value] = {"max_perplexity": vocab_size}
+    for name, found in by_set.items():
+        if found.perplexity is not None and found.perplexity > vocab_size:
+            reason = (
+                f"it predicts the {name} prompts worse than guessing: perplexity {found.perplexity:.4g} with a "
+                f"vocabulary of {vocab_size} tokens"
+            )
+            return GateResult("numeric", "failed", reason, numbers, thresholds)
+    return GateResult("numeric", "passed", "no reference: finite, and better than guessing", numbers, thresholds)
 
 
 def _with_answer(service: EngineService, prompt: EncodedPrompt) -> ScoredSequence:

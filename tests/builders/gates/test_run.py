@@ -95,6 +95,15 @@ def test_scrambled_numbers_are_caught(good: StoredBuild, tools: BigramTools, tmp
     assert record.why_not.startswith("the numeric gate failed")
 
 
+def test_a_build_alone_must_predict_text_better_than_guessing(tools: BigramTools, tmp_path: Path) -> None:
+    """Without a reference, garbage is still told from language: its perplexity is beyond the vocabulary's size."""
+    garbage = write_bigram_build(tmp_path, "garbage")
+    tools.tables["garbage"] = make_table() * 20
+    status, reason = _result(GateRun(tools, garbage, None, OPTIONS).run(), "numeric")
+    assert status == "failed"
+    assert "worse than guessing" in reason
+
+
 @pytest.mark.parametrize("against", [True, False])
 def test_one_nan_is_caught(good: StoredBuild, close: StoredBuild, tools: BigramTools, *, against: bool) -> None:
     """With the prompt and the position where it came."""
