@@ -138,7 +138,7 @@ class TritonLiveServer:
         try:
             with Client(self._state.grpc_url) as client:
                 text = client.generate(
-                    _CHECK_PROMPT, max_tokens=4, min_tokens=2, model=pipeline, timeout_s=_CHECK_TIMEOUT_S
+                    _CHECK_PROMPT, max_tokens=3, min_tokens=2, model=pipeline, timeout_s=_CHECK_TIMEOUT_S
                 ).text
         except EnginehouseError as error:
             raise PromotionError(f"{release.name} failed its check through `{pipeline}`: {error}") from error
