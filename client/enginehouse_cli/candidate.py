@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from enginehouse_contract.errors import ConfigurationError, PromotionError, refusal
+from enginehouse_contract.errors import BuildIntegrityError, ConfigurationError, PromotionError, refusal
 
 if TYPE_CHECKING:
     from enginehouse_builders.promotion.book import ReleaseBook
@@ -29,7 +29,7 @@ def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, pa
         release = book.release(int(reference[1:]))
         if parameters:
             raise ConfigurationError(refusal("--parameter", "cannot change a release; name its build instead"))
-        verify_build(release.build_dir)
+        require_build(release)
         return release
     of_release, of_front_door = split_parameters(parameters)
     if of_front_door:
@@ -44,6 +44,24 @@ def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, pa
     manifest = verify_build(found.build_dir)
     plan_memory(Release(0, manifest.build_id, found.build_dir, manifest.model_name, merged))  # refuses wrong settings
     return book.add_release(manifest.build_id, found.build_dir, manifest.model_name, merged, who_asks())
+
+
+def require_build(release: Release) -> None:
+    """Check every byte of a release's build before it is loaded.
+
+    Raises :class:`BuildIntegrityError` when it was deleted or changed, or its folder holds another build now.
+    """
+    from enginehouse_contract.manifest import verify_build  # noqa: PLC0415
+
+    if not release.build_dir.is_dir():
+        msg = (
+            f"the build of {release.name} was deleted ({release.build_dir}); build {release.build_id[:19]} again, "
+            "or fetch it from a remote store."
+        )
+        raise BuildIntegrityError(msg)
+    if (found := verify_build(release.build_dir).build_id) != release.build_id:
+        msg = f"{release.build_dir} holds build {found[:19]} now, not {release.build_id[:19]} of {release.name}."
+        raise BuildIntegrityError(msg)
 
 
 def gate_summaries(

@@ -179,6 +179,7 @@ def rollback(
     """Put production back to the release before, or another; a canary ends. Repairs what was changed by hand."""
     from enginehouse_builders.promotion.journal import Operation, Routing  # noqa: PLC0415
     from enginehouse_builders.promotion.promoter import current_routing  # noqa: PLC0415
+    from enginehouse_cli.candidate import require_build  # noqa: PLC0415
     from enginehouse_cli.promoting import promoting, who_asks  # noqa: PLC0415
 
     settings, how = load_settings(), parse_swap(swap)
@@ -193,6 +194,8 @@ def rollback(
             release = previous
         else:
             raise PromotionError("production has had one release only; there is nothing to roll back to.")
+        if not promotion.server.is_ready(release):
+            require_build(release)
         ends_canary = before.canary is not None and release.number == before.stable
         operation = Operation(
             action="canary_end" if ends_canary else "rollback",

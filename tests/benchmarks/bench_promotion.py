@@ -74,8 +74,10 @@ def main() -> None:
         lost = count_lost(settings, load)
     report_latencies(load, rows)
     say(f"memory {alone_kib >> 10} MiB with one release before, {after_kib >> 10} MiB after")
-    for answer in [*load.failed, *load.mixed][:5]:
-        say(f"  {answer}")
+    for reason, count in Counter(answer.error[:120] for answer in load.failed).most_common(5):
+        say(f"  {count} failed: {reason}")
+    for answer in load.mixed[:3]:
+        say(f"  mixed: {answer}")
     flips = [row["ready_to_switched_s"] for row in rows if row["action"] == "promote"]
     rollbacks = [row["ready_to_switched_s"] for row in rows if row["action"] == "rollback"]
     say(f"median flip {median(flips):.3f} s, rollback {median(rollbacks):.3f} s; {len(load.answers)} requests")

@@ -66,6 +66,7 @@ class MemoryServer:
         self._act(f"publish {release.name}", lambda: self.published.add(release.number))
 
     def retract(self, release: Release) -> None:
+        assert release.number not in self.held, "Triton would serve what is no longer there"
         self._act(f"retract {release.name}", lambda: self.published.discard(release.number))
 
     def load(self, release: Release) -> float:

@@ -208,6 +208,7 @@ class Promoter:
 
     def _unload(self, release: Release) -> None:
         self._server.unload(release)
+        self._server.retract(release)
         self._book.set_unloaded(release)
         self._report(f"unloaded {release.name}")
 
