@@ -185,7 +185,7 @@ def _found(result: GateResult) -> str:
 def _number(name: str, value: object) -> str:
     words = name.replace("_", " ")
     if name.endswith("_bytes") and isinstance(value, int):
-        return f"{words} {value / 1e6:,.0f} MB"
+        return f"{words.removesuffix(' bytes')} {value / 1e6:,.0f} MB"
     if isinstance(value, (float, str)):
         rounded = Decimal(f"{Decimal(str(value)):.4g}")
         return f"{words} {rounded:f}" if abs(rounded) < _MAX_PLAIN else f"{words} {rounded}"
