@@ -6,7 +6,9 @@ The only code that knows how tokens map to blocks: position *p* of a sequence li
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from enginehouse_backends.engine.blocks import ROOT_DIGEST, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
     from enginehouse_backends.engine.blocks import BlockPool
     from enginehouse_backends.engine.sequence import Sequence
     from enginehouse_backends.engine.step import BlockId
+
+
+class Prefix(NamedTuple):
+    """Cached blocks that a sequence can start from, the last perhaps in part, and how many of its tokens they hold."""
+
+    block_ids: list[BlockId]
+    num_tokens: int
 
 
 class BlockTables:
@@ -40,22 +49,28 @@ class BlockTables:
         """Return how many of *num_tokens* could come from the cache: full blocks, with one token left to compute."""
         return (num_tokens - 1) // self._tokens_per_block * self._tokens_per_block
 
-    def match_prefix(self, sequence: Sequence) -> list[BlockId]:
-        """Return the cached blocks it can start from: none for context logits, which need every token computed."""
+    def match_prefix(self, sequence: Sequence) -> Prefix:
+        """Return what it can start from: nothing for context logits, which need every token computed."""
         if not self.pool.enable_reuse or sequence.request.return_context_logits:
-            return []
+            return Prefix([], 0)
         num_blocks = self.num_shareable_tokens(sequence.num_tokens) // self._tokens_per_block
-        return self.pool.match_prefix(sequence.block_digests(num_blocks, self._tokens_per_block))
+        digests = sequence.block_digests(num_blocks, self._tokens_per_block)
+        block_ids = self.pool.match_prefix(digests)
+        num_tokens = len(block_ids) * self._tokens_per_block
+        parent = digests[len(block_ids) - 1] if block_ids else ROOT_DIGEST
+        end = min(num_tokens + self._tokens_per_block, sequence.num_tokens) - 1  # one token is left to compute
+        tail = self.pool.match_tail(parent, sequence.token_ids[num_tokens:end])
+        return Prefix(block_ids, num_tokens) if tail is None else Prefix([*block_ids, tail[0]], num_tokens + tail[1])
 
-    def start(self, sequence: Sequence, prefix: list[BlockId]) -> None:
+    def start(self, sequence: Sequence, prefix: Prefix) -> None:
         """Begin its table with the blocks that :meth:`match_prefix` found, whose tokens need no computing."""
-        self.pool.acquire(prefix)
-        sequence.block_ids = prefix
-        num_tokens = len(prefix) * self._tokens_per_block
+        self.pool.acquire(prefix.block_ids)
+        sequence.block_ids = prefix.block_ids
+        num_tokens = prefix.num_tokens
         sequence.num_computed_tokens = num_tokens
         sequence.num_cached_prompt_tokens += max(0, num_tokens - sequence.peak_computed_tokens)
         sequence.peak_computed_tokens = max(num_tokens, sequence.peak_computed_tokens)
-        sequence.num_reused_blocks += len(prefix)
+        sequence.num_reused_blocks += len(prefix.block_ids)
 
     def take_slots(self, sequence: Sequence, num_tokens: int) -> None:
         """Make its table cover *num_tokens* after the computed ones; the caller has seen that they fit."""
@@ -79,9 +94,18 @@ class BlockTables:
             self.pool.register(sequence.block_ids[index], digests[index])
 
     def release(self, sequence: Sequence) -> None:
-        """Give all its blocks back; those it shared or registered stay findable."""
+        """Give all its blocks back; those it shared or registered, and the last with KV in it, stay findable."""
+        tail = self._tail_of(sequence)
         block_ids, sequence.block_ids = sequence.block_ids, []
-        self.pool.release(block_ids)
+        self.pool.release(block_ids, tail)
+
+    def _tail_of(self, sequence: Sequence) -> Tail | None:
+        num_full, num_in_tail = divmod(sequence.num_computed_tokens, self._tokens_per_block)
+        if not num_in_tail or not self.pool.enable_reuse:
+            return None
+        digests = sequence.block_digests(num_full, self._tokens_per_block)
+        tokens = sequence.token_ids[sequence.num_computed_tokens - num_in_tail : sequence.num_computed_tokens]
+        return Tail(sequence.block_ids[num_full], digests[-1] if digests else ROOT_DIGEST, tuple(tokens))
 
     def audit(self, sequences: Iterable[Sequence]) -> None:
         """Recompute the pool from the tables of all holders; raise AssertionError with what differs."""

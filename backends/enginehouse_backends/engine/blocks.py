@@ -7,6 +7,9 @@ block is always in exactly one of three states::
     free, cached not held, findable; taken for new content when nothing blank is left, longest unused first
     free, blank  not held, nothing worth finding in it
 
+A sequence's last block is seldom full. When it is freed it is kept as a *tail*, known by the digest of what is before
+it and by its own tokens: one per digest, the latest. Whoever continues those tokens takes it over, alone.
+
 ``None`` means *no room now*. The pool stores no KV: block ids name rows of the runner's cache tensors.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 from enginehouse_backends.engine.step import BlockId
 
@@ -36,6 +39,14 @@ def block_digest(parent: BlockDigest, token_ids: Seq[int]) -> BlockDigest:
     return BlockDigest(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest())
 
 
+class Tail(NamedTuple):
+    """A partly filled block: what is before it, and the tokens whose KV it holds."""
+
+    block_id: BlockId
+    parent: BlockDigest
+    token_ids: tuple[int, ...]
+
+
 class BlockPool:
     """``num_blocks`` blocks of ``tokens_per_block`` slots, with reference counts and a prefix cache.
 
@@ -49,6 +60,8 @@ class BlockPool:
         self._num_references = [0] * num_blocks
         self._digests: list[BlockDigest | None] = [None] * num_blocks  # of the registered blocks
         self._block_ids: dict[BlockDigest, BlockId] = {}  # the inverse of _digests
+        self._tails: dict[BlockDigest, Tail] = {}  # by parent; all of them free
+        self._tail_parents: dict[BlockId, BlockDigest] = {}  # the inverse
         self._blank = [BlockId(index) for index in reversed(range(num_blocks))]  # taken from the end
         self._cached_free: OrderedDict[BlockId, None] = OrderedDict()  # longest unused first
 
@@ -77,13 +90,30 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
+    def match_tail(self, parent: BlockDigest, token_ids: Seq[int]) -> tuple[BlockId, int] | None:
+        """Return the block that holds how many of the *token_ids* after *parent*; changes nothing.
+
+        None also where most of what it holds is something else: it is worth more to who continues that.
+        """
+        tail = self._tails.get(parent)
+        if tail is None:
+            return None
+        num_equal = 0
+        for held, wanted in zip(tail.token_ids, token_ids, strict=False):
+            if held != wanted:
+                break
+            num_equal += 1
+        return (tail.block_id, num_equal) if 2 * num_equal >= len(tail.token_ids) and num_equal else None
+
     def num_free_among(self, block_ids: Iterable[BlockId]) -> int:
         """Return how many of *block_ids* are free: acquiring them takes that much from :attr:`num_free_blocks`."""
         return sum(not self._num_references[block_id] for block_id in block_ids)
 
     def acquire(self, block_ids: Iterable[BlockId]) -> None:
-        """Add a holder to each of these cached blocks, as :meth:`match_prefix` found them."""
+        """Add a holder to each of these cached blocks, as :meth:`match_prefix` and :meth:`match_tail` found them."""
         for block_id in block_ids:
+            if block_id in self._tail_parents:
+                self._forget_tail(block_id)
             if not self._num_references[block_id]:
                 del self._cached_free[block_id]
             self._num_references[block_id] += 1
@@ -97,16 +127,18 @@ class BlockPool:
             self._num_references[block_id] = 1
         return block_ids
 
-    def release(self, block_ids: Seq[BlockId]) -> None:
-        """Drop one holder of each block of a sequence, given in the sequence's order.
+    def release(self, block_ids: Seq[BlockId], tail: Tail | None = None) -> None:
+        """Drop one holder of each block of a sequence, given in the sequence's order; *tail* is its partly filled one.
 
         They become free last block first, so that a prefix outlives what continues it.
         """
+        if tail is not None:
+            self._keep_tail(tail)
         for block_id in reversed(block_ids):
             self._num_references[block_id] -= 1
             assert self._num_references[block_id] >= 0, f"block {block_id} was released more often than acquired"
             if not self._num_references[block_id]:
-                if self._digests[block_id] is None:
+                if self._digests[block_id] is None and block_id not in self._tail_parents:
                     self._blank.append(block_id)
                 else:
                     self._cached_free[block_id] = None
@@ -119,8 +151,25 @@ class BlockPool:
             self._block_ids[digest] = block_id
             self._digests[block_id] = digest
 
+    def _keep_tail(self, tail: Tail) -> None:
+        assert self._num_references[tail.block_id] == 1, f"tail {tail.block_id} is not its sequence's own"
+        assert self._digests[tail.block_id] is None, f"tail {tail.block_id} is full"
+        older = self._tails.get(tail.parent)
+        if older is not None:
+            self._forget_tail(older.block_id)
+            del self._cached_free[older.block_id]
+            self._blank.append(older.block_id)
+        self._tails[tail.parent] = tail
+        self._tail_parents[tail.block_id] = tail.parent
+
+    def _forget_tail(self, block_id: BlockId) -> None:
+        del self._tails[self._tail_parents.pop(block_id)]
+
     def _evict(self) -> BlockId:
         block_id, _ = self._cached_free.popitem(last=False)
+        if block_id in self._tail_parents:
+            self._forget_tail(block_id)
+            return block_id
         digest = self._digests[block_id]
         assert digest is not None, f"block {block_id} is cached without a digest"
         del self._block_ids[digest]
@@ -148,7 +197,14 @@ class BlockPool:
         assert registered == self._block_ids, (
             f"{len(registered)} blocks carry digests but {len(self._block_ids)} are indexed, or they differ"
         )
+        tails = {tail.block_id: parent for parent, tail in self._tails.items()}
+        assert tails == self._tail_parents, (
+            f"{len(tails)} tails, but {len(self._tail_parents)} blocks are said to be one"
+        )
         for block_id in self._blank:
+            assert block_id not in tails, f"blank block {block_id} is a tail"
             assert self._digests[block_id] is None, f"blank block {block_id} is still registered"
         for block_id in self._cached_free:
-            assert self._digests[block_id] is not None, f"free block {block_id} is called cached but is not registered"
+            is_findable = (self._digests[block_id] is not None) != (block_id in tails)
+            assert is_findable, f"free block {block_id} is called cached but is not registered"
+        assert tails.keys() <= self._cached_free.keys(), "a tail is held by a sequence"

@@ -259,8 +259,7 @@ class Scheduler:
         """
         tables, pool = self._tables, self._tables.pool
         prefix = tables.match_prefix(sequence)
-        num_cached_tokens = len(prefix) * pool.tokens_per_block
-        num_wanted = sequence.num_tokens - num_cached_tokens
+        num_wanted = sequence.num_tokens - prefix.num_tokens
         num_tokens = min(num_wanted, num_tokens_left)
         # Without chunks all or nothing, except a recomputation that no step could hold at once.
         if num_tokens < num_wanted <= self.config.max_num_tokens and not self.config.enable_chunked_context:
@@ -268,8 +267,8 @@ class Scheduler:
         if self.config.policy == "guaranteed_no_evict":
             num_blocks = tables.num_blocks_to_come(sequence, *self._running)
         else:
-            num_blocks = tables.num_blocks_for(num_cached_tokens + num_tokens)
-        if num_blocks - len(prefix) + pool.num_free_among(prefix) > pool.num_free_blocks:
+            num_blocks = tables.num_blocks_for(prefix.num_tokens + num_tokens)
+        if num_blocks - len(prefix.block_ids) + pool.num_free_among(prefix.block_ids) > pool.num_free_blocks:
             return 0
         tables.start(sequence, prefix)
         tables.take_slots(sequence, num_tokens)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enginehouse_backends.engine.blocks import ROOT_DIGEST, BlockDigest, BlockPool, block_digest
+from enginehouse_backends.engine.blocks import ROOT_DIGEST, BlockDigest, BlockPool, Tail, block_digest
 from enginehouse_backends.engine.step import BlockId
 
 if TYPE_CHECKING:
@@ -140,12 +140,45 @@ def test_the_audit_names_what_differs() -> None:
         pool.audit([[block_id]])
 
 
+def test_a_tail_is_taken_over_by_whoever_continues_it() -> None:
+    """Wholly or in part, by one; not where most of it is something else, and not after it was evicted."""
+    pool = BlockPool(2, 4, enable_reuse=True)
+    (block_id,) = pool.allocate(1) or ()
+    pool.release([block_id], Tail(block_id, ROOT_DIGEST, (1, 2, 3)))
+
+    assert pool.match_tail(ROOT_DIGEST, (1, 2, 3, 4)) == (block_id, 3)
+    assert pool.match_tail(ROOT_DIGEST, (1, 2, 9)) == (block_id, 2)
+    assert pool.match_tail(ROOT_DIGEST, (1, 9)) is None
+    assert pool.match_tail(chain((1, 2, 3, 4))[0], (1, 2, 3)) is None
+    pool.acquire([block_id])
+    assert pool.match_tail(ROOT_DIGEST, (1, 2, 3)) is None
+    pool.audit([[block_id]])
+    pool.release([block_id], Tail(block_id, ROOT_DIGEST, (1, 2)))
+    both = pool.allocate(2)
+    assert both is not None
+    assert pool.match_tail(ROOT_DIGEST, (1, 2)) is None
+    pool.audit([both])
+
+
+def test_the_latest_tail_of_a_prefix_is_the_one() -> None:
+    """The older one becomes blank."""
+    pool = BlockPool(2, 4, enable_reuse=True)
+    first, second = pool.allocate(2) or ()
+    pool.release([first], Tail(first, ROOT_DIGEST, (1,)))
+    pool.release([second], Tail(second, ROOT_DIGEST, (2,)))
+
+    assert pool.match_tail(ROOT_DIGEST, (1,)) is None
+    assert pool.match_tail(ROOT_DIGEST, (2,)) == (second, 1)
+    pool.audit([])
+    assert pool.allocate(1) == [first]
+
+
 class NaivePool:
     """The same pool by explicit search: every question is answered from the lists of holders and contents."""
 
     def __init__(self, num_blocks: int) -> None:
         self.holders: dict[BlockId, int] = {BlockId(i): 0 for i in range(num_blocks)}
-        self.contents: dict[BlockId, BlockDigest] = {}
+        self.contents: dict[BlockId, BlockDigest | Tail] = {}
         self.freed_order = [BlockId(i) for i in reversed(range(num_blocks))]  # the most recently freed last
 
     def match_prefix(self, digests: list[BlockDigest]) -> list[BlockId]:
@@ -157,6 +190,14 @@ class NaivePool:
                 break
             found += candidates
         return found
+
+    def match_tail(self, parent: BlockDigest, token_ids: tuple[int, ...]) -> tuple[BlockId, int] | None:
+        """Look through all contents for the tail of this parent."""
+        for tail in self.contents.values():
+            if isinstance(tail, Tail) and tail.parent == parent:
+                common = [a for a, b in itertools.takewhile(lambda p: p[0] == p[1], zip(tail.token_ids, token_ids))]  # noqa: B905 - the shorter decides
+                return (tail.block_id, len(common)) if common and len(common) >= len(tail.token_ids) / 2 else None
+        return None
 
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """Take the most recently freed blank blocks, then the longest unused cached ones."""
@@ -174,11 +215,20 @@ class NaivePool:
         """Add a holder."""
         for block_id in block_ids:
             self.holders[block_id] += 1
+            if isinstance(self.contents.get(block_id), Tail):
+                del self.contents[block_id]
             if block_id in self.freed_order:
                 self.freed_order.remove(block_id)
 
-    def release(self, block_ids: list[BlockId]) -> None:
-        """Drop a holder, last block first."""
+    def release(self, block_ids: list[BlockId], tail: Tail | None) -> None:
+        """Drop a holder, last block first; a tail of the same parent is forgotten, and freed just now."""
+        if tail is not None:
+            for block_id, other in list(self.contents.items()):
+                if isinstance(other, Tail) and other.parent == tail.parent:
+                    del self.contents[block_id]
+                    self.freed_order.remove(block_id)
+                    self.freed_order.append(block_id)
+            self.contents[tail.block_id] = tail
         for block_id in block_ids[::-1]:
             self.holders[block_id] -= 1
             if self.holders[block_id] == 0:
@@ -195,12 +245,20 @@ def test_the_pool_does_what_the_naive_pool_does(seed: int) -> None:
     """Random lives of block tables: the same ids, matches and counters after each operation, and a clean audit."""
     rng = random.Random(seed)
     num_blocks = rng.randint(1, 16)
-    pool, naive = BlockPool(num_blocks, 1, enable_reuse=True), NaivePool(num_blocks)
+    pool, naive = BlockPool(num_blocks, 4, enable_reuse=True), NaivePool(num_blocks)
     tables: list[list[BlockId]] = []
     for _ in range(200):
         digests = chain(*((rng.randrange(2),) for _ in range(rng.randint(1, 6))))
         prefix = pool.match_prefix(digests)
         assert prefix == naive.match_prefix(digests)
+        parent = rng.choice([ROOT_DIGEST, *digests])
+        wanted = tuple(rng.randrange(2) for _ in range(rng.randrange(4)))
+        found = pool.match_tail(parent, wanted)
+        assert found == naive.match_tail(parent, wanted)
+        if found is not None and rng.random() < 0.3:
+            pool.acquire([found[0]])
+            naive.acquire([found[0]])
+            tables.append([found[0]])
         num_missing = len(digests) - len(prefix)
         if rng.random() < 0.6 and num_missing + pool.num_free_among(prefix) <= pool.num_free_blocks:
             pool.acquire(prefix)
@@ -214,9 +272,12 @@ def test_the_pool_does_what_the_naive_pool_does(seed: int) -> None:
             tables.append(prefix + fresh)
         elif tables:
             table = tables.pop(rng.randrange(len(tables)))
-            pool.release(table)
-            naive.release(table)
+            tail = None
+            if naive.holders[table[-1]] == 1 and table[-1] not in naive.contents and rng.random() < 0.7:
+                tail = Tail(table[-1], parent, tuple(rng.randrange(2) for _ in range(rng.randint(1, 3))))
+            pool.release(table, tail)
+            naive.release(table, tail)
         pool.audit(tables)
         assert pool.num_free_blocks == len(naive.freed_order)
-        assert pool.num_cached_blocks == len(naive.contents)
+        assert pool.num_cached_blocks == sum(not isinstance(each, Tail) for each in naive.contents.values())
         assert pool.num_used_blocks == sum(count > 0 for count in naive.holders.values())

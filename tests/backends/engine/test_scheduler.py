@@ -9,7 +9,7 @@ import pytest
 
 from enginehouse_backends.engine.request import SequenceId
 from enginehouse_backends.engine.scheduler import IterationStats, SchedulerConfig
-from enginehouse_backends.engine.sequence import SequenceStatus
+from enginehouse_backends.engine.sequence import Sequence, SequenceStatus
 from enginehouse_contract.errors import ConfigurationError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tests.backends.engine.conftest import Simulation
 
     from enginehouse_backends.engine.scheduler import Scheduler
-    from enginehouse_backends.engine.sequence import Sequence
     from enginehouse_backends.engine.step import StepPlan
 
     CreateScheduler = Callable[..., Scheduler]
@@ -379,6 +378,28 @@ def test_finish_works_from_any_state(
     assert simulation.pool.num_free_blocks == simulation.pool.num_blocks
 
 
+def test_who_continues_a_finished_sequence_computes_only_what_is_new(
+    create_scheduler: CreateScheduler, create_sequence: CreateSequence
+) -> None:
+    """The last block is taken over though it is not full: a round of drafts, a chat's next turn, goes on from there."""
+    scheduler = create_scheduler(tokens_per_block=8)
+    first = create_sequence(0, num_prompt_tokens=11)
+    scheduler.add(first)
+    for token in (5, 6):
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.apply(plan, {FIRST: (token,)})
+    scheduler.finish(FIRST)
+    request = replace(first.request, prompt_token_ids=tuple(first.token_ids))
+    scheduler.add(Sequence(SECOND, request))
+    plan = scheduler.schedule()
+    assert plan is not None
+
+    (piece,) = plan.slices
+    assert (piece.num_past_tokens, piece.token_ids) == (12, (6,))
+    scheduler.audit()
+
+
 def test_a_sequence_that_ended_after_planning_is_skipped(
     create_scheduler: CreateScheduler, create_sequence: CreateSequence
 ) -> None:
@@ -399,7 +420,7 @@ def test_a_sequence_that_ended_after_planning_is_skipped(
     scheduler.audit()
 
     assert second.num_output_tokens == 1
-    assert (first.num_cached_prompt_tokens, first.num_computed_tokens, first.peak_computed_tokens) == (4, 4, 4)
+    assert (first.num_cached_prompt_tokens, first.num_computed_tokens, first.peak_computed_tokens) == (5, 5, 5)
     assert lengths(scheduler.schedule()) == {1: 1}
 
 
