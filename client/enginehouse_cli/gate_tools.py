@@ -79,16 +79,14 @@ class GrpcEngine:
     def context_logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after each token, [tokens, vocab].
 
-        Raises :class:`EngineFailureError` for an engine that was not built to answer them.
+        Raises :class:`EngineFailureError` for an engine that does not answer them.
         """
         answers = list(self._ask(token_ids, 1, return_context_logits=True, exclude_input_in_output=True))
         for outputs in answers:
             logits = outputs.get("context_logits")
             if logits is not None and logits.size:
                 return logits.reshape(logits.shape[-2:]).astype(np.float32, copy=False)
-        raise EngineFailureError(
-            "the engine answers no context logits; a TensorRT-LLM engine must be built with gather_context_logits"
-        )
+        raise EngineFailureError("the engine answered no context logits")
 
     def _ask(self, token_ids: Sequence[int], num_tokens: int, **flags: bool) -> Iterator[dict[str, NDArray[Any]]]:
         numbers = {"input_lengths": len(token_ids), "request_output_len": num_tokens, "runtime_top_k": 1}

@@ -7,11 +7,11 @@ disk, so that a host with room for one build can compare two.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from enginehouse_builders.gates.asking import answered, in_parallel
 from enginehouse_builders.gates.divergence import Divergence, ScoredSequence, compare, first_bad_position
 from enginehouse_builders.gates.record import GateResult
 
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
     OpenService = Callable[[], EngineService]
 
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
-
-NUM_ANSWER_TOKENS: Final = 24
 MAX_PROMPT_TOKENS: Final = 1024  # of a prompt's beginning: logits of more would not fit one message
-_CONCURRENCY: Final = 6  # requests at a time: enough to fill a batch, few enough that their logits stay small
 
 
 def numeric_gate(
@@ -50,9 +45,9 @@ def numeric_gate(
     """
     answering = (open_reference or open_build)()
     questions = [(name, prompt) for name, prompts in prompt_sets.items() for prompt in prompts]
-    sequences = _in_parallel(lambda item: _with_answer(answering, item[1]), questions)
+    sequences = in_parallel(lambda item: answered(answering, item[1]), questions)
     if open_reference is not None:
-        _in_parallel(lambda item: _save(scratch, item[0], answering, item[1]), list(enumerate(sequences)))
+        in_parallel(lambda item: _save(scratch, item[0], answering, item[1]), list(enumerate(sequences)))
     build = open_build()
     vocab_sizes: set[int] = set()
 
@@ -64,7 +59,7 @@ def numeric_gate(
 
     by_set: dict[str, Divergence] = dict.fromkeys(prompt_sets, Divergence())
     worst_kl, worst_prompt = -1.0, ""
-    for (name, prompt), found in zip(questions, _in_parallel(score, list(enumerate(sequences))), strict=True):
+    for (name, prompt), found in zip(questions, in_parallel(score, list(enumerate(sequences))), strict=True):
         if isinstance(found, str):
             return GateResult("numeric", "failed", f"{found} (the prompt at {prompt.where})", {}, limits.model_dump())
         by_set[name] += found
@@ -94,11 +89,6 @@ def _without_reference(by_set: Mapping[str, Divergence], vocab_size: int, number
             )
             return GateResult("numeric", "failed", reason, numbers, thresholds)
     return GateResult("numeric", "passed", "no reference: finite, and better than guessing", numbers, thresholds)
-
-
-def _with_answer(service: EngineService, prompt: EncodedPrompt) -> ScoredSequence:
-    answer = [token for new in service.stream(prompt.token_ids, NUM_ANSWER_TOKENS) for token in new]
-    return ScoredSequence((*prompt.token_ids, *answer), len(prompt.token_ids), prompt.is_text)
 
 
 def _save(scratch: Path, index: int, service: EngineService, sequence: ScoredSequence) -> None:
@@ -166,8 +156,3 @@ def _failures(name: str, found: Divergence, limits: NumericGate) -> list[str]:
             f"the perplexity{over} is {ratio:.4g} times the reference's, at most {limits.max_perplexity_ratio:g} may be"
         )
     return failures
-
-
-def _in_parallel(function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-    with ThreadPoolExecutor(_CONCURRENCY) as pool:
-        return list(pool.map(function, items))

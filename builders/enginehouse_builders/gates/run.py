@@ -10,12 +10,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from enginehouse_builders.gates.agreement import agreement_gate, gives_logits
+from enginehouse_builders.gates.asking import NUM_ANSWER_TOKENS
 from enginehouse_builders.gates.compatibility import compatibility_gate, needs_of, read_config
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import describe_host
 from enginehouse_builders.gates.load import load_gate
 from enginehouse_builders.gates.memory import memory_gate, plan_of
-from enginehouse_builders.gates.numeric import MAX_PROMPT_TOKENS, NUM_ANSWER_TOKENS, numeric_gate
+from enginehouse_builders.gates.numeric import MAX_PROMPT_TOKENS, numeric_gate
 from enginehouse_builders.gates.prompts import shipped_prompts
 from enginehouse_builders.gates.record import GateRecord, GateResult
 from enginehouse_builders.gates.service_pool import ServicePool
@@ -172,20 +174,26 @@ class GateRun:
 
     def _numeric(self) -> GateResult:
         limits = self._options.thresholds.numeric
+        difference = self._tokenizer_difference()
+        if difference is not None:
+            return GateResult("numeric", "failed", difference)
+        builds = [build for build in (self._build, self._reference) if build is not None]
+        open_reference = None if self._reference is None else self._open_reference
+        if not all(gives_logits(build.manifest, read_config(build.build_dir)) for build in builds):
+            return agreement_gate(self._open_build, open_reference, self._prompts, limits)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
+            return numeric_gate(self._open_build, open_reference, self._prompts, limits, Path(scratch))
+
+    def _tokenizer_difference(self) -> str | None:
         if self._reference is None:
-            with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
-                return numeric_gate(self._open_build, None, self._prompts, limits, Path(scratch))
-        difference = tokenizer_difference(
+            return None
+        return tokenizer_difference(
             self._build.manifest,
             self._reference.manifest,
             [prompt for prompts in self._prompt_sets().values() for prompt in prompts],
             self._tools.encoder(self._build),
             self._tools.encoder(self._reference),
         )
-        if difference is not None:
-            return GateResult("numeric", "failed", difference)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
-            return numeric_gate(self._open_build, self._open_reference, self._prompts, limits, Path(scratch))
 
     def _speed(self) -> GateResult:
         texts = [prompt.text for prompt in shipped_prompts() if prompt.text is not None]

@@ -7,9 +7,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.bigram_builds import BigramService, ByteEncoder, make_table
+from tests.support.bigram_builds import BigramService, ByteEncoder, make_table, write_bigram_build
 
-from enginehouse_builders.gates.compatibility import Needs, compatibility_gate
+from enginehouse_builders.gates.agreement import gives_logits
+from enginehouse_builders.gates.compatibility import Needs, compatibility_gate, needs_of
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import Gpu, Host, describe_host, parse_gpu
 from enginehouse_builders.gates.prompts import read_prompts, shipped_prompts
@@ -119,6 +120,17 @@ def test_each_reason_why_a_build_cannot_load_here_is_told(needs: Needs, host: Ho
     result = compatibility_gate(needs, host)
     assert result.status == "failed"
     assert words in result.reason
+
+
+def test_needs_are_read_from_what_the_build_on_a_gpu_recorded(tmp_path: Path) -> None:
+    """The manifest's versions and architecture, the engine config's ranks; only its own word makes it give logits."""
+    versions = {"tensorrt_llm": "1.2.1", "cuda": "12.9", "gpu_architecture": "sm_90"}
+    manifest = replace(write_bigram_build(tmp_path, "gpu").manifest, target="tensorrt_llm", tool_versions=versions)
+    config = {"pretrained_config": {"mapping": {"world_size": 2, "tp_size": 2}}, "build_config": {}}
+    assert needs_of(manifest, config) == ENGINE
+    assert not gives_logits(manifest, config)
+    assert gives_logits(manifest, {"build_config": {"gather_context_logits": True}})
+    assert gives_logits(replace(manifest, target="cpu"), config)
 
 
 def test_an_older_openvino_build_loads_under_a_newer_one() -> None:

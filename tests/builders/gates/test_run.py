@@ -140,6 +140,22 @@ def test_another_tokenizer_is_caught(good: StoredBuild, close: StoredBuild, tool
     assert "templates differ" in _result(GateRun(tools, other, good, OPTIONS).run(), "numeric")[1]
 
 
+def test_engines_without_logits_are_judged_by_their_tokens(
+    good: StoredBuild, close: StoredBuild, tools: BigramTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same agreement as with logits; what could not be compared is said, and alone there is nothing to judge by."""
+    with_logits = GateRun(tools, close, good, OPTIONS).run()
+    monkeypatch.setattr("enginehouse_builders.gates.run.gives_logits", lambda _manifest, _config: False)
+    record = GateRun(tools, close, good, OPTIONS).run()
+    assert record.passed, record.why_not
+    assert record.results[4].numbers["token_agreement"] == with_logits.results[4].numbers["token_agreement"]
+    assert "not compared" in _result(record, "numeric")[1]
+    broken = write_bigram_build(tmp_path, "broken")
+    tools.tables["broken"] = np.random.default_rng(2).permuted(tools.tables["good"], axis=1)
+    assert "tokens agree in" in GateRun(tools, broken, good, OPTIONS).run().why_not
+    assert not GateRun(tools, close, None, OPTIONS).run().passed
+
+
 def test_a_changed_file_fails_integrity_and_nothing_is_loaded(good: StoredBuild, tools: BigramTools) -> None:
     """The file is named; the build is never given to a server."""
     (good.build_dir / "weights.bin").write_bytes(b"goof")
