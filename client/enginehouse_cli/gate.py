@@ -129,7 +129,8 @@ def _options(settings: Settings, prompts: Path | None, spec: Spec | None) -> Gat
     own = [prompt for path in (*files, *([prompts] if prompts else [])) for prompt in read_prompts(path)]
     is_priced = spec is not None and spec.costs.machine_hour is not None
     costs = spec.costs if spec is not None and is_priced else _costs_of_ledger(settings)
-    return GateOptions(thresholds, costs, tuple(own))
+    settings.cache_dir.mkdir(parents=True, exist_ok=True)
+    return GateOptions(thresholds, costs, tuple(own), scratch_dir=settings.cache_dir)
 
 
 def _read_spec(path: Path) -> Spec:

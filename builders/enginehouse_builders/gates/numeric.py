@@ -103,17 +103,17 @@ def _compare_checked(
     sequence: ScoredSequence, build: NDArray[np.float32], reference: NDArray[np.float32] | None
 ) -> Divergence | str:
     """Return the divergence, or in words why there is none."""
-    num_tokens = len(sequence.token_ids)
-    if reference is not None and (reference.shape != build.shape or first_bad_position(reference) is not None):
-        if reference.shape[-1] != build.shape[-1]:
-            sizes = f"{build.shape[-1]}, the reference's {reference.shape[-1]}"
-            return f"the builds cannot be compared: this one's vocabulary has {sizes} tokens"
-        return "the reference itself answers numbers that are not finite"
-    if build.shape[0] != num_tokens:
-        return f"the engine answered logits of {build.shape[0]} positions for {num_tokens} tokens"
-    position = first_bad_position(build)
-    if position is not None:
-        return f"logits are NaN or infinite at position {position}"
+    for logits, whose in ((build, "this build"), (reference, "the reference")):
+        if logits is None:
+            continue
+        if logits.shape[0] != len(sequence.token_ids):
+            return f"{whose} answered logits of {logits.shape[0]} positions for {len(sequence.token_ids)} tokens"
+        position = first_bad_position(logits)
+        if position is not None:
+            return f"logits of {whose} are NaN or infinite at position {position}"
+    if reference is not None and reference.shape != build.shape:
+        sizes = f"{build.shape[1]} tokens, the reference's {reference.shape[1]}"
+        return f"the builds cannot be compared: this one's vocabulary has {sizes}"
     return compare(sequence, build, reference)
 
 

@@ -56,6 +56,7 @@ class GateOptions:
     costs: Costs = field(default_factory=Costs)
     own_prompts: tuple[Prompt, ...] = ()
     trace: Trace = field(default_factory=Trace)
+    scratch_dir: Path | None = None  # None: where temporary files go; half a gigabyte for a vocabulary of 50,000
 
 
 class GateRun:
@@ -181,7 +182,7 @@ class GateRun:
         open_reference = None if self._reference is None else self._open_reference
         if not all(gives_logits(build.manifest, read_config(build.build_dir)) for build in builds):
             return agreement_gate(self._open_build, open_reference, self._prompts, limits)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=self._options.scratch_dir) as scratch:
             return numeric_gate(self._open_build, open_reference, self._prompts, limits, Path(scratch))
 
     def _tokenizer_difference(self) -> str | None:

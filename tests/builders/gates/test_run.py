@@ -115,6 +115,15 @@ def test_one_nan_is_caught(good: StoredBuild, close: StoredBuild, tools: BigramT
     assert "shipped:1" in reason
 
 
+def test_builds_that_cannot_be_compared_say_why(good: StoredBuild, close: StoredBuild, tools: BigramTools) -> None:
+    """Vocabularies of two sizes, and a reference that is itself broken, which is not blamed on the build."""
+    small = tools.tables["close"][:, :290]
+    tools.tables["close"] = small
+    assert "290 tokens, the reference's 300" in GateRun(tools, close, good, OPTIONS).run().why_not
+    tools.tables["good"][:, 7] = np.nan
+    assert "logits of the reference are NaN" in GateRun(tools, close, good, OPTIONS).run().why_not
+
+
 def test_own_prompts_must_pass_too(good: StoredBuild, close: StoredBuild, tools: BigramTools) -> None:
     """A build that fails only on the user's own prompts fails, and the reason says on which set."""
     special = [token for token in range(256) if chr(token) in "\x01\x02\x03"]
