@@ -82,11 +82,14 @@ _BY_HTTP_STATUS: Final[dict[int, Callable[[str], EnginehouseError]]] = {
 
 _BY_WORDS: Final[tuple[tuple[str, Callable[[str], EnginehouseError]], ...]] = (
     ("the server is full", OverloadedError),
+    ("Retry in about", OverloadedError),
     ("queue is full", OverloadedError),
     ("`timeout_ms` passed", DeadlineExceededError),
     ("is not healthy", EngineUnavailableError),
     ("is not there to answer", EngineUnavailableError),
     ("reload the model", EngineUnavailableError),
+    ("did not load: ", EngineUnavailableError),
+    ("taken out of service", EngineUnavailableError),
     ("shutting down", EngineUnavailableError),
     (" died", EngineUnavailableError),
     ("was silent for", EngineUnavailableError),

@@ -50,6 +50,7 @@ class GenerationOptions(TypedDict, total=False):
     timeout_ms: int | None  # the server's own time limit: what was generated until then is the answer
     speculate: str | None
     num_draft_tokens: int | None
+    service: str | None  # one of the services that share the host's memory
     extra_inputs: Mapping[str, Any]  # other inputs of the model, by name
 
 

@@ -1,7 +1,7 @@
 """The settings every part shares: where state lives, what is accounted. ``ENGINEHOUSE_*``; unknown names are errors.
 
 State lives under one folder, ``ENGINEHOUSE_HOME``: ``store/`` builds, ``repository/`` the live Triton repository,
-``cache/`` downloads and scratch, ``logs/``. Deleting it loses nothing but state.
+``services/`` engines loaded on demand, ``cache/`` downloads and scratch, ``logs/``. Deleting it loses only state.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Settings:
     def repository_dir(self) -> Path:
         """The live Triton model repository."""
         return self.home / "repository"
+
+    @property
+    def services_dir(self) -> Path:
+        """The engine models of services that are loaded on demand: a second Triton repository."""
+        return self.home / "services"
 
     @property
     def cache_dir(self) -> Path:

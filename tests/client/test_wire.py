@@ -150,7 +150,7 @@ def test_extra_inputs_keep_their_shape() -> None:
 def test_every_option_is_an_input_of_the_front_door() -> None:
     """No option is ignored: each becomes an input of the contract."""
     values = {**ALL_OPTIONS, "include_stop": True, "exclude_prompt": False, "tenant": "t", "priority": 1}
-    values |= {"timeout_ms": 5, "speculate": "off", "num_draft_tokens": 2}
+    values |= {"timeout_ms": 5, "speculate": "off", "num_draft_tokens": 2, "service": "s"}
     assert set(values) == set(GenerationOptions.__annotations__) - {"extra_inputs"}
 
     sent = request_for(FRONT_DOOR, **values).arrays

@@ -82,6 +82,7 @@ class FrontRow:
     key_id: str
     priority: int
     timeout_s: float | None
+    service: str | None
     engine_inputs: Mapping[str, NDArray[Any]]  # under the engine's names, batch of one
 
 
@@ -171,6 +172,7 @@ def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, c
         key_id=caller.key_id,
         priority=row.integer("priority", 0, 0),
         timeout_s=timeout_ms / 1000 if timeout_ms else None,
+        service=row.text("service") or None,
         engine_inputs={
             ENGINE_NAMES[name]: _as_sent(ENGINE_NAMES[name], array[index])
             for name, array in inputs.items()

@@ -83,11 +83,11 @@ class ResidencyPolicy:
         if tracked.state == "ready":
             return self._grant(tracked, now_s)
         if now_s < tracked.not_before_s:
-            msg = f"the engine `{name}` did not load: {tracked.last_failure.rstrip('.')}; it is tried again soon."
-            raise OverloadedError(msg, tracked.not_before_s - now_s)
+            msg = f"the engine `{name}` did not load: {tracked.last_failure.rstrip('.')}."
+            raise _retry_in(tracked.not_before_s - now_s, msg)
         if len(tracked.waiters) >= self.limits.max_waiting:
-            msg = f"{len(tracked.waiters)} requests wait for the engine `{name}` to load; try again later."
-            raise OverloadedError(msg, self._load_remaining_s(tracked, now_s))
+            msg = f"{len(tracked.waiters)} requests wait for the engine `{name}` to load."
+            raise _retry_in(self._load_remaining_s(tracked, now_s), msg)
         tracked.waiters.append(Waiter(key, now_s))
         self._waiting_for[key] = name
         return None
@@ -115,8 +115,8 @@ class ResidencyPolicy:
             while tracked.waiters and now_s - tracked.waiters[0].since_s >= self.limits.max_wait_s:
                 key = tracked.waiters.popleft().key
                 del self._waiting_for[key]
-                msg = f"the engine `{name}` was not loaded within {self.limits.max_wait_s:g} s ({self._why(tracked)})"
-                over[key] = OverloadedError(f"{msg}; try again later.", self._load_remaining_s(tracked, now_s))
+                msg = f"the engine `{name}` was not loaded within {self.limits.max_wait_s:g} s ({self._why(tracked)})."
+                over[key] = _retry_in(self._load_remaining_s(tracked, now_s), msg)
         return over
 
     def next_action(self, now_s: float) -> Action | None:
@@ -261,6 +261,12 @@ class ResidencyPolicy:
             return f"it is {tracked.state}"
         busy = sorted(name for name, each in self._tracked.items() if each.num_in_flight and not each.engine.is_pinned)
         return f"no room beside {', '.join(busy)}, which are in use" if busy else "others are being unloaded"
+
+
+def _retry_in(wait_s: float, message: str) -> OverloadedError:
+    """A refusal whose words carry the hint too, since a stream's error is nothing but words."""
+    wait_s = max(1, math.ceil(wait_s))
+    return OverloadedError(f"{message} Retry in about {wait_s} s.", float(wait_s))
 
 
 def _order(tracked: TrackedEngine) -> float:

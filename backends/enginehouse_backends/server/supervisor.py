@@ -139,6 +139,7 @@ class TritonServer:
         ports = self._choose_ports()
         log_file = self._settings.logs_dir / f"server-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
         log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._settings.services_dir.mkdir(parents=True, exist_ok=True)
         backend_dir = self._settings.cache_dir / "backends"
         assemble_backends(backend_dir, installation, _import_paths())
         state = ServerState(0, *ports, build_id=self._options.build_id, log_file=str(log_file))
@@ -204,6 +205,7 @@ class TritonServer:
     def _flags(self, state: ServerState, backend_dir: Path) -> list[str]:
         flags = [
             f"--model-repository={self._options.repository}",
+            f"--model-repository={self._settings.services_dir}",
             f"--backend-directory={backend_dir}",
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in self._options.models),

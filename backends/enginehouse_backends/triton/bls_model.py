@@ -25,6 +25,9 @@ from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wordi
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
 from enginehouse_backends.front_door.row_usage import RowUsage
+from enginehouse_backends.residency.admin import OwnServer
+from enginehouse_backends.residency.engines import ResidentEngines
+from enginehouse_backends.residency.services import SERVICES_FILE, ServiceTable
 from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_backends.tokenization.word_lists import encode_word_list, tokenize_words
 from enginehouse_backends.triton import fence
@@ -32,7 +35,7 @@ from enginehouse_backends.triton.child_call import call_model
 from enginehouse_backends.triton.front_door_metrics import FrontDoorMetrics
 from enginehouse_backends.triton.model_parameters import ModelParameters
 from enginehouse_backends.triton.preprocessing import Preprocessor, read_engine_limits
-from enginehouse_contract.errors import ConfigurationError, EnginehouseError, refusal
+from enginehouse_contract.errors import ConfigurationError, EnginehouseError, InvalidRequestError, refusal
 from enginehouse_contract.manifest import read_manifest
 from enginehouse_contract.model_config import ENGINEHOUSE_PARAMETERS
 from enginehouse_contract.settings import load_settings
@@ -83,12 +86,16 @@ class TritonPythonModel:
         settings = DoorSettings(
             limits, inter_token_timeout_s=parameters.integer("inter_token_timeout_ms", 60_000, 1) / 1000
         )
-        self._meter = open_meter(load_settings())
+        installation = load_settings()
+        self._meter = open_meter(installation)
         registry = fence.MetricRegistry({"model": args["model_name"], "version": args["model_version"]})
         self._metrics = FrontDoorMetrics(registry, self._meter.counts)
         call_engine = call_model if parameters.flag("engine_reports_usage", default=True) else call_foreign_engine
+        self._services = ServiceTable(installation.services_dir / SERVICES_FILE)
+        own_server = OwnServer(installation.home, lambda: self._services.current().grpc_url)
+        self._engines = ResidentEngines(call_engine, own_server, self._services.current)
         self._open_rows = OpenRows()
-        self._door = FrontDoor(settings, call_engine, self._run_row, self._end_job)
+        self._door = FrontDoor(settings, self._engines, self._run_row, self._end_job)
         # Reservations are made durable: many at once share one commit, one after another would queue.
         self._admission = ThreadPoolExecutor(_NUM_ADMISSION_THREADS, thread_name_prefix="front-door-admission")
         self._closing = threading.Event()
@@ -110,6 +117,7 @@ class TritonPythonModel:
         self._closing.set()
         self._reporter.join()
         self._admission.shutdown(wait=True)
+        self._engines.close()
         self._door.close()
         self._meter.close()
 
@@ -119,8 +127,7 @@ class TritonPythonModel:
         rows = parse_front_request(inputs, parameters)
         request_id = stream.request_id or f"{id(stream):x}-{time.monotonic_ns():x}"
         request = Request(stream, request_id, sum(row.num_sequences for row in rows))
-        by_tenant = self._routes.sticky_by == "tenant" and rows[0].tenant != DEFAULT_TENANT
-        route = self._routes.choose(rows[0].tenant if by_tenant else request_id)
+        route = self._choose_route(rows, request_id)
         self._open_rows.begin(route.release, len(rows))
         try:
             release = self._releases.get(route)
@@ -129,6 +136,15 @@ class TritonPythonModel:
             self._open_rows.end(route.release, len(rows))
             raise
         self._admission.submit(self._admit, jobs, release.model_name)
+
+    def _choose_route(self, rows: Sequence[FrontRow], request_id: str) -> Route:
+        service = rows[0].service
+        if any(row.service != service for row in rows):
+            raise InvalidRequestError(refusal("service", "must be the same in all rows of a request"))
+        if service is not None:
+            return self._services.route(service)
+        by_tenant = self._routes.sticky_by == "tenant" and rows[0].tenant != DEFAULT_TENANT
+        return self._routes.choose(rows[0].tenant if by_tenant else request_id)
 
     def _make_jobs(self, request: Request, rows: Sequence[FrontRow], route: Route, release: _Release) -> list[Job]:
         now_s = time.monotonic()

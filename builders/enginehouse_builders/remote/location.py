@@ -11,6 +11,7 @@ An object's key holds its digest, so two pushers of one build never write differ
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -50,6 +51,10 @@ _CREDENTIAL_ERRORS: Final = frozenset(
 
 
 _REFUSED_STATUS: Final = frozenset({401, 403, "401", "403"})
+
+
+for _library in ("gcsfs", "s3fs"):
+    logging.getLogger(_library).addHandler(logging.NullHandler())  # what they log on stderr, our errors say
 
 
 @dataclass(frozen=True, slots=True)
