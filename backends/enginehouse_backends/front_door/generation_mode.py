@@ -58,9 +58,7 @@ def open_deltas(
             parameters=parameters,
         )
     if row.num_sequences > 1:
-        msg = refusal(
-            "num_return_sequences", "above 1 cannot be generated in rounds of drafts", given=row.num_sequences
-        )
+        msg = refusal("num_return_sequences", "above 1 is not supported in rounds of drafts", given=row.num_sequences)
         raise UnsupportedFeatureError(msg)
     return generate_with_drafts(
         call_engine,
