@@ -22,8 +22,10 @@ from enginehouse_cli import (
     generate,
     prices,
     promote,
+    ready,
     releases,
     serve,
+    services,
     stage,
     usage,
 )
@@ -51,10 +53,12 @@ app.command("promote")(promote.promote)
 app.command("rollback")(promote.rollback)
 app.command("releases")(releases.releases)
 app.add_typer(stage.app, name="stage")
+app.add_typer(services.app, name="services")
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("ready")(ready.ready)
 app.command("usage")(usage.usage)
 app.command("cost")(cost.cost)
 app.command("gate")(gate.gate)

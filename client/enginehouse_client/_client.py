@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from enginehouse_client._grpc import AsyncGrpcTransport, GrpcTransport
 from enginehouse_client._http import AsyncHttpTransport, HttpTransport
-from enginehouse_client._request import FRONT_DOOR, GenerationOptions, GenerationRequest, Message, make_request
+from enginehouse_client._request import (
+    FRONT_DOOR,
+    GenerationOptions,
+    GenerationRequest,
+    Message,
+    make_probe,
+    make_request,
+)
 from enginehouse_client._results import GenerationChunk, GenerationResult, ModelState, join_chunks
 from enginehouse_client._transport import AsyncTransport, Deadline, Transport, parse_address
 from enginehouse_contract.errors import (
@@ -119,6 +126,15 @@ class Client:
         """Return whether a model answers requests."""
         return self._open().is_ready(model, timeout_s)
 
+    def probe(self, timeout_s: float = 5.0) -> str:
+        """Ask the front door whether its engines answer; return the id of the build that serves.
+
+        What readiness should be and Triton's is not: a model whose process died stays "ready" there. Nothing is
+        generated or billed. Raises :class:`EngineUnavailableError` when an engine is gone, and what
+        :meth:`generate` raises when the server is.
+        """
+        return join_chunks(self._stream(make_probe(uuid.uuid4().hex), timeout_s)).build_id or ""
+
     def models(self, timeout_s: float = 5.0) -> tuple[ModelState, ...]:
         """Return the models of the server's repository, loaded or not."""
         return self._open().models(timeout_s)
@@ -212,6 +228,11 @@ class AsyncClient:
     async def model_ready(self, model: str, timeout_s: float = 5.0) -> bool:
         """Return whether a model answers requests."""
         return await self._open().is_ready(model, timeout_s)
+
+    async def probe(self, timeout_s: float = 5.0) -> str:
+        """Ask the front door whether its engines answer; as :meth:`Client.probe`."""
+        async with aclosing(self._stream(make_probe(uuid.uuid4().hex), timeout_s)) as chunks:
+            return join_chunks([chunk async for chunk in chunks]).build_id or ""
 
     async def models(self, timeout_s: float = 5.0) -> tuple[ModelState, ...]:
         """Return the models of the server's repository, loaded or not."""

@@ -130,6 +130,13 @@ def make_request(
     return GenerationRequest(model, request_id, stream, arrays, parameters)
 
 
+def make_probe(request_id: str) -> GenerationRequest:
+    """Build the request that asks the front door whether its engine answers."""
+    values = {"probe": True, "max_tokens": 1, "stream": False, "num_return_sequences": 1}
+    arrays = {name: to_array(TENSORRT_LLM_BLS.input(name), value) for name, value in values.items()}
+    return GenerationRequest(FRONT_DOOR, request_id, is_streaming=False, arrays=arrays, parameters={})
+
+
 def _prompt(
     prompt: str | None, messages: Sequence[Message] | None, *, takes_messages: bool
 ) -> tuple[dict[str, str], dict[str, str]]:

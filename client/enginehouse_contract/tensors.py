@@ -427,10 +427,12 @@ _FRONT_DOOR_INPUTS: Final = (
     _t("include_stop", "BOOL", (1,), "O"),
     _t("speculate", "STRING", (1,), "O"),
     _t("service", "STRING", (1,), "O"),
+    _t("probe", "BOOL", (1,), "O"),
 )
 """What our front door takes beyond NVIDIA's: chat messages (JSON) in place of text_input, who asks, how urgently (1 =
 highest, 0 = default), how long it may take, whether stop strings stay in the text, off / ngram / draft, and which of
-the host's services answers (default: the release in production)."""
+the host's services answers (default: the release in production). `probe` alone asks whether the engines answer, which
+Triton's own readiness does not tell: nothing is generated, queued or billed."""
 
 _FRONT_DOOR_OUTPUTS: Final = (
     _t("finish_reason", "STRING", (-1,)),

@@ -75,6 +75,8 @@ def test_streams_of_a_dead_engine_fail_and_a_reload_brings_it_back(mortal_server
         assert client.model_ready("tensorrt_llm_bls")
         with pytest.raises(EngineUnavailableError):
             client.generate("hello", max_tokens=4)
+        with pytest.raises(EngineUnavailableError):
+            client.probe()
         with tritonclient.grpc.InferenceServerClient(server.grpc_url) as admin:
             admin.unload_model("tensorrt_llm")
             deadline_s = time.monotonic() + 60
@@ -82,6 +84,7 @@ def test_streams_of_a_dead_engine_fail_and_a_reload_brings_it_back(mortal_server
                 assert time.monotonic() < deadline_s
                 time.sleep(0.1)
             admin.load_model("tensorrt_llm")
+        assert client.probe() == server.state.build_id
         answer = client.generate("The capital of France is", max_tokens=4)
 
     assert answer.text.startswith(" Paris")

@@ -86,6 +86,11 @@ class FrontRow:
     engine_inputs: Mapping[str, NDArray[Any]]  # under the engine's names, batch of one
 
 
+def is_probe(inputs: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a request only asks if the engine answers."""
+    return "probe" in inputs and bool(np.asarray(inputs["probe"]).any())
+
+
 def parse_front_request(inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]) -> list[FrontRow]:
     """Turn one Triton request into its rows; raise :class:`InvalidRequestError` unless every row is good."""
     for name, reason in _REFUSED_INPUTS.items():

@@ -18,10 +18,10 @@ import numpy as np
 from enginehouse_backends.accounting.setup import open_meter
 from enginehouse_backends.admission.fair_queue import QueueLimits
 from enginehouse_backends.front_door.door import DoorSettings, FrontDoor, Job, Request
-from enginehouse_backends.front_door.engine_client import prompt_inputs
+from enginehouse_backends.front_door.engine_client import prompt_inputs, stop_engine
 from enginehouse_backends.front_door.generation_mode import open_deltas
 from enginehouse_backends.front_door.open_rows import OpenRows
-from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wording, parse_front_request
+from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wording, is_probe, parse_front_request
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
 from enginehouse_backends.front_door.row_usage import RowUsage
@@ -124,6 +124,9 @@ class TritonPythonModel:
     def _accept(
         self, stream: fence.ResponseStream, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]
     ) -> None:
+        if is_probe(inputs):
+            self._admission.submit(self._answer_probe, stream)
+            return
         rows = parse_front_request(inputs, parameters)
         request_id = stream.request_id or f"{id(stream):x}-{time.monotonic_ns():x}"
         request = Request(stream, request_id, sum(row.num_sequences for row in rows))
@@ -136,6 +139,16 @@ class TritonPythonModel:
             self._open_rows.end(route.release, len(rows))
             raise
         self._admission.submit(self._admit, jobs, release.model_name)
+
+    def _answer_probe(self, stream: fence.ResponseStream) -> None:
+        """Answer with the build that would serve, once every engine that may be chosen has answered."""
+        try:
+            routes = [route for route in self._routes.current() if route.weight > 0]
+            for route in routes:
+                stop_engine(self._door.call_engine, route.engine_model, f"probe-{id(stream):x}")
+            stream.send({"build_id": np.array([[routes[0].build_id.encode()]], np.object_)}, final=True)
+        except Exception as error:  # noqa: BLE001 - every request must be answered, whatever went wrong
+            stream.fail(error)
 
     def _choose_route(self, rows: Sequence[FrontRow], request_id: str) -> Route:
         service = rows[0].service
