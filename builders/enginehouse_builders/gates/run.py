@@ -21,7 +21,7 @@ from enginehouse_builders.gates.numeric import MAX_PROMPT_TOKENS, numeric_gate
 from enginehouse_builders.gates.prompts import shipped_prompts
 from enginehouse_builders.gates.record import GateRecord, GateResult
 from enginehouse_builders.gates.service_pool import ServicePool
-from enginehouse_builders.gates.speed import SpeedRun, Trace, judge, measure
+from enginehouse_builders.gates.speed import PromptMaker, SpeedRun, Trace, speed_gate
 from enginehouse_builders.gates.tokenizers import encode_prompts, tokenizer_difference
 from enginehouse_builders.spec.model import Costs, Gates
 from enginehouse_contract.errors import (
@@ -198,10 +198,14 @@ class GateRun:
 
     def _speed(self) -> GateResult:
         texts = [prompt.text for prompt in shipped_prompts() if prompt.text is not None]
-        open_reference = None if self._reference is None else self._open_reference
-        encoder = self._tools.encoder(self._build)
-        self._speed_run = measure(self._open_build, open_reference, encoder, texts, self._options.trace)
-        return judge(self._speed_run, self._options.thresholds.speed)
+        result, self._speed_run = speed_gate(
+            self._open_build,
+            None if self._reference is None else self._open_reference,
+            PromptMaker(self._tools.encoder(self._build), texts),
+            self._options.thresholds.speed,
+            self._options.trace,
+        )
+        return result
 
     def _cost(self) -> GateResult:
         assert self._speed_run is not None, "the speed gate came before"

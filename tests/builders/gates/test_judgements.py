@@ -14,7 +14,7 @@ from enginehouse_builders.gates.compatibility import Needs, compatibility_gate, 
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import Gpu, Host, describe_host, parse_gpu
 from enginehouse_builders.gates.prompts import read_prompts, shipped_prompts
-from enginehouse_builders.gates.speed import Round, SpeedRun, Trace, judge, measure
+from enginehouse_builders.gates.speed import PromptMaker, Round, SpeedRun, Trace, judge, speed_gate
 from enginehouse_builders.spec.model import CostGate, SpeedGate
 from enginehouse_contract.errors import ConfigurationError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 H100 = Gpu("NVIDIA H100 80GB HBM3", 90, "550.54.15", 80 << 30)
 GPU_HOST = Host("cpu", 8, 64 << 30, (H100, H100), {"tensorrt_llm": "1.2.1", "openvino": "2026.4.1"})
 ENGINE = Needs("tensorrt_llm", "tensorrt_llm", "1.2.1", 90, "12.9", 2)
+
+ANY_SPEED = SpeedGate(min_throughput_ratio=1e-9, max_ttft_ratio=1e9, max_itl_ratio=1e9)
 
 
 def _rounds(*speeds: float, ttft_s: float = 0.1, itl_s: float = 0.02) -> tuple[Round, ...]:
@@ -69,11 +71,23 @@ def test_rounds_alternate_and_never_repeat_a_prompt() -> None:
 
     services = {name: Noting(make_table(), name) for name in "ab"}
     trace = Trace(num_requests=1, num_prompt_tokens=20, num_output_tokens=3, concurrency=1, num_pairs=3)
-    run = measure(lambda: services["a"], lambda: services["b"], ByteEncoder(), ["some words to ask"], trace)
-    assert "".join(order) == "ab" + "aabb" + "bbaa" + "aabb"  # a waking request before each round
+    prompts = PromptMaker(ByteEncoder(), ["some words"])
+    _, run = speed_gate(lambda: services["a"], lambda: services["b"], prompts, ANY_SPEED, trace)
+    assert "".join(order) == "aabb" + "aabb" + "bbaa" + "aabb"  # a waking request before each round
     assert {len(prompt) for prompt in asked} == {20}
     assert len(set(asked)) == len(asked)
     assert [one.num_output_tokens for one in (*run.build, *run.reference)] == [3] * 6
+
+
+def test_a_build_that_seems_slow_is_measured_longer() -> None:
+    """Before it has failed, nine pairs were run; what passes after three is not measured again."""
+    service = BigramService(make_table(), "a")
+    trace = Trace(num_requests=1, num_prompt_tokens=8, num_output_tokens=2, concurrency=1)
+    for limits, num_pairs in ((ANY_SPEED, 3), (SpeedGate(min_throughput_ratio=1e9), 9)):
+        prompts = PromptMaker(ByteEncoder(), ["words"])
+        result, run = speed_gate(lambda: service, lambda: service, prompts, limits, trace)
+        assert len(run.build) == len(run.reference) == num_pairs
+        assert result.status == ("passed" if num_pairs == 3 else "failed")
 
 
 def test_cost_is_machine_time_at_the_rate() -> None:
