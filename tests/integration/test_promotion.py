@@ -11,7 +11,7 @@ from tests.support.promotions import served_house
 from tests.support.steady_load import SteadyLoad, learn_answers
 
 from enginehouse_backends.server.administration import TritonAdministration
-from enginehouse_backends.server.release_models import read_routes
+from enginehouse_backends.server.release_models import publish_release, read_routes
 from enginehouse_builders.promotion.book import ReleaseBook
 from enginehouse_builders.promotion.lock import exclusive
 from enginehouse_client import Client
@@ -171,7 +171,7 @@ def test_two_promotions_at_once(house: House, second: str) -> None:
     """One wins; the other is told who is at it, and changes nothing."""
     first = house.start("promote", second, *OVERRIDE)
     deadline_s = time.monotonic() + 60
-    while house.settings.home.joinpath("promotion.lock").read_text().find("promote") < 0:
+    while f"(pid {first.pid})" not in house.settings.home.joinpath("promotion.lock").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     other = house.run("rollback")
@@ -196,6 +196,8 @@ def test_what_was_changed_by_hand_is_refused_and_repaired(house: House, second: 
     """A stable name moved by hand, or a release loaded by hand, stops a promotion; a rollback puts it right."""
     name = house.run("promote", second, "--stage", "staging", "--json").row["release"]
     house.run("promote", "r1", "--stage", "staging")
+    with ReleaseBook(house.settings.home) as book:
+        publish_release(house.settings.repository_dir, book.find_release(name))
     with TritonAdministration(house.state.grpc_url) as administration:
         for model in (f"preprocessing-{name}", f"tensorrt_llm-{name}", f"postprocessing-{name}", f"ensemble-{name}"):
             administration.load(model)

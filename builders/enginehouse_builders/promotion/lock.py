@@ -30,6 +30,9 @@ def exclusive(home: Path, what: str) -> Iterator[None]:
             raise PromotionError(msg) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"`{what}` (pid {os.getpid()})".encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
