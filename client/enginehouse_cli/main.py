@@ -18,6 +18,7 @@ from enginehouse_cli import (
     cost,
     demo,
     doctor,
+    fleet,
     gate,
     generate,
     prices,
@@ -54,6 +55,7 @@ app.command("rollback")(promote.rollback)
 app.command("releases")(releases.releases)
 app.add_typer(stage.app, name="stage")
 app.add_typer(services.app, name="services")
+app.add_typer(fleet.app, name="fleet")
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
