@@ -34,6 +34,8 @@ class Settings:
     accounting: Switch = "on"
     ledger_url: str = ""  # sqlite:///path or postgresql://...; empty: ledger.db in the home folder
     on_ledger_failure: OnLedgerFailure = "refuse"  # what becomes of requests while the ledger is away
+    bind_address: str = "127.0.0.1"  # where the server listens; 0.0.0.0 in a container
+    otlp_endpoint: str = ""  # http://host:4318 of an OpenTelemetry collector; empty: no spans
 
     def environ(self) -> dict[str, str]:
         """Return the variables that make another process read these settings."""
@@ -84,6 +86,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         accounting=_choice(environ, "ACCOUNTING", "on", get_args(Switch)),
         ledger_url=environ.get(_PREFIX + "LEDGER_URL", ""),
         on_ledger_failure=_choice(environ, "ON_LEDGER_FAILURE", "refuse", get_args(OnLedgerFailure)),
+        bind_address=environ.get(_PREFIX + "BIND_ADDRESS", "") or "127.0.0.1",
+        otlp_endpoint=environ.get(_PREFIX + "OTLP_ENDPOINT", ""),
     )
 
 

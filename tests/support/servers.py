@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from enginehouse_backends.server.repository import render_repository
 from enginehouse_backends.server.supervisor import ServerOptions, ServerState, TritonServer
@@ -14,8 +14,6 @@ from enginehouse_contract.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from enginehouse_contract.settings import Switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,10 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, *, accounting: Switch = "on"
+    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, **settings: Any
 ) -> Iterator[RunningServer]:
-    """Serve a build; stopped at the end of the block."""
-    settings = Settings(home=home, accounting=accounting)
+    """Serve a build with these settings of the installation; stopped at the end of the block."""
+    settings = Settings(home=home, **settings)
     render_repository(settings.repository_dir, build_dir, parameters)
     options = ServerOptions(settings.repository_dir, build_id=read_manifest(build_dir).build_id)
     with TritonServer(settings, options) as server:

@@ -108,6 +108,7 @@ class Job:
     deadline_s: float | None
     usage: RowUsage
     accounting: MeteredRequest = field(default_factory=NoMeter)
+    model_name: str = ""  # as price books know it
     accepted_s: float = field(default_factory=time.monotonic)
     engine_request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     ticket: Ticket[Job] | None = None

@@ -32,6 +32,9 @@ TENANT_HEADERS: Final = ("x-tenant-id", "x-enginehouse-tenant")
 KEY_HEADERS: Final = ("x-enginehouse-key",)
 """Forwarded headers that name the tenant's API key, for budgets by key."""
 
+TRACE_HEADERS: Final = ("traceparent",)
+"""W3C trace context: the span of a request continues it."""
+
 DEFAULT_TENANT: Final = "default"
 _MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 
@@ -80,6 +83,7 @@ class FrontRow:
     speculate: SpeculateMode | None
     tenant: str
     key_id: str
+    trace_parent: str
     priority: int
     timeout_s: float | None
     service: str | None
@@ -100,7 +104,11 @@ def parse_front_request(inputs: Mapping[str, NDArray[Any]], parameters: Mapping[
     for name, array in inputs.items():
         if array.shape[0] != num_rows:
             raise InvalidRequestError(refusal(name, "has another batch size than the others", limit=num_rows))
-    caller = _Caller(_trusted_name(parameters, TENANT_HEADERS), _trusted_name(parameters, KEY_HEADERS) or "")
+    caller = _Caller(
+        _trusted_name(parameters, TENANT_HEADERS),
+        _trusted_name(parameters, KEY_HEADERS) or "",
+        _trusted_name(parameters, TRACE_HEADERS) or "",
+    )
     return [_parse_row(RowReader(inputs, index), inputs, index, caller) for index in range(num_rows)]
 
 
@@ -118,6 +126,7 @@ class _Caller(NamedTuple):
 
     tenant: str | None
     key_id: str
+    trace_parent: str
 
 
 def _trusted_name(parameters: Mapping[str, Any], headers: Sequence[str]) -> str | None:
@@ -175,6 +184,7 @@ def _parse_row(row: RowReader, inputs: Mapping[str, NDArray[Any]], index: int, c
         speculate=_speculate(row),
         tenant=caller.tenant or _check_name("tenant", row.text("tenant") or DEFAULT_TENANT),
         key_id=caller.key_id,
+        trace_parent=caller.trace_parent,
         priority=row.integer("priority", 0, 0),
         timeout_s=timeout_ms / 1000 if timeout_ms else None,
         service=row.text("service") or None,

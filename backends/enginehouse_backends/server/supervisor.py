@@ -106,7 +106,7 @@ class ServerOptions:
     grpc_port: int = 0
     http_port: int = 0
     metrics_port: int = 0
-    tenant_header_pattern: str = "(?i)x-tenant-id|x-enginehouse-(tenant|key)"
+    tenant_header_pattern: str = "(?i)x-tenant-id|x-enginehouse-(tenant|key)|traceparent"
     ready_timeout_s: float = 120.0
 
 
@@ -188,16 +188,16 @@ class TritonServer:
 
     def _choose_ports(self) -> tuple[int, int, int]:
         chosen: list[int] = []
-        options = self._options
+        options, address = self._options, self._settings.bind_address
         wanted = (("gRPC", options.grpc_port), ("HTTP", options.http_port), ("metrics", options.metrics_port))
         with contextlib.ExitStack() as stack:
             for name, port in wanted:
                 probe = stack.enter_context(socket.socket())
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    probe.bind((HOST, port))
+                    probe.bind((address, port))
                 except OSError as error:
-                    msg = f"the {name} port {port} on {HOST} is taken ({error.strerror}); choose another, or 0 for any."
+                    msg = f"the {name} port {port} on {address} is taken ({error.strerror}); choose another, or 0 for any."
                     raise ServerStartError(msg) from error
                 chosen.append(probe.getsockname()[1])
         return chosen[0], chosen[1], chosen[2]
@@ -212,9 +212,9 @@ class TritonServer:
             "--disable-auto-complete-config",
             "--strict-readiness=false",
             f"--exit-timeout-secs={_STOP_GRACE_S - 2:.0f}",
-            f"--http-address={HOST}",
-            f"--grpc-address={HOST}",
-            f"--metrics-address={HOST}",
+            f"--http-address={self._settings.bind_address}",
+            f"--grpc-address={self._settings.bind_address}",
+            f"--metrics-address={self._settings.bind_address}",
             f"--http-port={state.http_port}",
             f"--grpc-port={state.grpc_port}",
             f"--metrics-port={state.metrics_port}",

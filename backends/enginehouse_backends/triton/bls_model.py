@@ -25,6 +25,7 @@ from enginehouse_backends.front_door.request import DEFAULT_TENANT, client_wordi
 from enginehouse_backends.front_door.routes import ROUTES_FILE, Route, RouteTable
 from enginehouse_backends.front_door.row_runner import RowRunner, TextOptions
 from enginehouse_backends.front_door.row_usage import RowUsage
+from enginehouse_backends.front_door.tracing import open_tracer
 from enginehouse_backends.residency.admin import OwnServer
 from enginehouse_backends.residency.engines import ResidentEngines
 from enginehouse_backends.residency.services import SERVICES_FILE, ServiceTable
@@ -88,6 +89,7 @@ class TritonPythonModel:
         )
         installation = load_settings()
         self._meter = open_meter(installation)
+        self._tracer = open_tracer(installation.otlp_endpoint)
         registry = fence.MetricRegistry({"model": args["model_name"], "version": args["model_version"]})
         self._metrics = FrontDoorMetrics(registry, self._meter.counts)
         call_engine = call_model if parameters.flag("engine_reports_usage", default=True) else call_foreign_engine
@@ -120,6 +122,7 @@ class TritonPythonModel:
         self._engines.close()
         self._door.close()
         self._meter.close()
+        self._tracer.close()
 
     def _accept(
         self, stream: fence.ResponseStream, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Any]
@@ -179,12 +182,14 @@ class TritonPythonModel:
 
     def _end_job(self, job: Job) -> None:
         self._metrics.report_job(job)
+        self._tracer.report_job(job)
         self._open_rows.end(job.route.release)
 
     def _admit(self, jobs: list[Job], model_name: str) -> None:
         """Reserve what the rows of one request may use, and queue them; or refuse them all."""
         try:
             for job in jobs:
+                job.model_name = model_name
                 job.accounting = self._meter.open(
                     tenant=job.row.tenant,
                     key_id=job.row.key_id,
