@@ -46,8 +46,8 @@ def release_to_promote(settings: Settings, book: ReleaseBook, reference: str, pa
     return book.add_release(manifest.build_id, found.build_dir, manifest.model_name, merged, who_asks())
 
 
-def require_build(release: Release) -> None:
-    """Check every byte of a release's build before it is loaded.
+def require_build(release: Release, *, digests: bool = True) -> None:
+    """Check a release's build before it is loaded; every byte of it unless told otherwise.
 
     Raises :class:`BuildIntegrityError` when it was deleted or changed, or its folder holds another build now.
     """
@@ -59,7 +59,7 @@ def require_build(release: Release) -> None:
             "or fetch it from a remote store."
         )
         raise BuildIntegrityError(msg)
-    if (found := verify_build(release.build_dir).build_id) != release.build_id:
+    if (found := verify_build(release.build_dir, digests=digests).build_id) != release.build_id:
         msg = f"{release.build_dir} holds build {found[:19]} now, not {release.build_id[:19]} of {release.name}."
         raise BuildIntegrityError(msg)
 

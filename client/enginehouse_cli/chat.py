@@ -19,6 +19,7 @@ from enginehouse_cli.options import (
     SeedOption,
     SpeculateOption,
     TemperatureOption,
+    TenantOption,
     TimeoutOption,
     TopKOption,
     TopPOption,
@@ -42,6 +43,7 @@ def chat(
     seed: SeedOption = None,
     repetition_penalty: RepetitionPenaltyOption = None,
     speculate: SpeculateOption = None,
+    tenant: TenantOption = None,
     timeout: TimeoutOption = 600.0,
     *,
     as_json: JsonFlag = False,
@@ -62,6 +64,7 @@ def chat(
         "seed": seed,
         "repetition_penalty": repetition_penalty,
         "speculate": speculate,
+        "tenant": tenant,
         "model": model,
         "timeout_s": timeout,
     }

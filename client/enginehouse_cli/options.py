@@ -37,6 +37,7 @@ PresencePenaltyOption = Annotated[
 FrequencyPenaltyOption = Annotated[
     Optional[float], typer.Option("--frequency-penalty", help="Above 0: less of what was said, the more often.")
 ]
+TenantOption = Annotated[Optional[str], typer.Option("--tenant", help="Who asks, for fair shares and accounting.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")]
 SpeculateOption = Annotated[
     Optional[str],

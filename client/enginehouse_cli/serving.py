@@ -17,6 +17,7 @@ from enginehouse_builders.promotion.journal import Operation, Routing
 from enginehouse_builders.promotion.lock import exclusive
 from enginehouse_builders.promotion.promoter import end_operation_without_server
 from enginehouse_builders.store import newest_build
+from enginehouse_cli.candidate import require_build
 from enginehouse_cli.console import progress_bar, stderr
 from enginehouse_cli.promoting import who_asks
 from enginehouse_client import FRONT_DOOR
@@ -90,7 +91,7 @@ def _release_to_serve(
     production = book.stage("production")
     if build_dir is None and production is not None:
         if not parameters:
-            verify_build(production.build_dir, digests=False)
+            require_build(production, digests=False)
             return production, book.fact("front_door") or {}
         build_dir = production.build_dir
     build_dir = newest_build(settings.store_dir).build_dir if build_dir is None else build_dir

@@ -83,7 +83,7 @@ def main() -> None:
         sys.stdout.write(line + "\n")
     sys.stdout.write(f"nothing to copy: {nothing.ratio:.2f}x, acceptance {nothing.acceptance:.2f}\n")
     if options.plot is not None:
-        options.plot.write_text(draw({size: measurement.ratio for size, measurement in by_batch.items()}))
+        options.plot.write_text(draw(by_batch))
     every = [*by_batch.values(), nothing]
     result = {
         "copy_1": round(by_batch[1].ratio, 3),
@@ -125,17 +125,19 @@ def run(
     return time.perf_counter() - started_s, outputs
 
 
-def draw(ratios: dict[int, float]) -> str:
-    """Return a bar chart of speed-up over batch size."""
-    width, height, base = 420, 260, 210
-    scale = 150 / max(2.0, *ratios.values())
+def draw(measured: dict[int, Measurement]) -> str:
+    """Return a bar chart of speed-up and acceptance over batch size."""
+    width, height, base = 420, 285, 210
+    scale = 150 / max(2.0, *(each.ratio for each in measured.values()))
     bars = []
-    for index, (size, ratio) in enumerate(ratios.items()):
+    for index, (size, each) in enumerate(measured.items()):
+        ratio, accepted = each.ratio, f"accepted {each.acceptance:.0%}"
         x, y = 60 + 85 * index, base - ratio * scale
         bars += [
             f'<rect x="{x}" y="{y:.1f}" width="50" height="{ratio * scale:.1f}" fill="#4878a8"/>',
             f'<text x="{x + 25}" y="{y - 6:.1f}" text-anchor="middle">{ratio:.2f}</text>',
             f'<text x="{x + 25}" y="{base + 18}" text-anchor="middle">{size}</text>',
+            f'<text x="{x + 25}" y="{base + 36}" text-anchor="middle" font-size="11" fill="#666">{accepted}</text>',
         ]
     one = base - scale
     return "\n".join(
@@ -146,7 +148,7 @@ def draw(ratios: dict[int, float]) -> str:
             *bars,
             f'<line x1="45" x2="{width - 15}" y1="{one:.1f}" y2="{one:.1f}" stroke="#999" stroke-dasharray="4"/>',
             f'<line x1="45" x2="{width - 15}" y1="{base}" y2="{base}" stroke="#333"/>',
-            f'<text x="{width / 2}" y="{base + 40}" text-anchor="middle">sequences at a time</text>',
+            f'<text x="{width / 2}" y="{base + 60}" text-anchor="middle">sequences at a time</text>',
             "</g>",
             "</svg>",
             "",

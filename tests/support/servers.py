@@ -37,10 +37,10 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, **settings: Any
+    build_dir: Path, home: Path, parameters: Mapping[str, str] | None = None, **values: Any
 ) -> Iterator[RunningServer]:
     """Serve a build with these settings of the installation; stopped at the end of the block."""
-    settings = Settings(home=home, **settings)
+    settings = Settings(home=home, **values)
     render_repository(settings.repository_dir, build_dir, parameters)
     options = ServerOptions(settings.repository_dir, build_id=read_manifest(build_dir).build_id)
     with TritonServer(settings, options) as server:
