@@ -94,7 +94,12 @@ def publish_release(repository: Path, release: Release) -> None:
 
 
 def retract_release(repository: Path, release: Release) -> None:
-    """Take a release's models, which must not be loaded, out of the live repository."""
+    """Take a release's models, which must not be loaded, out of the live repository, and its route of share 0."""
+    folder = repository / TENSORRT_LLM_BLS.name
+    table = _read_table(folder)
+    left = [route for route in table["routes"] if route["release"] != release.name or route["weight"] > 0]
+    if left != table["routes"]:
+        _replace_file(folder, ROUTES_FILE, json.dumps({**table, "routes": left}, indent=2) + "\n")
     with _writing(repository.parent) as scratch:
         for model in release.models:
             if (repository / model).exists():

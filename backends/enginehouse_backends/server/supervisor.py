@@ -197,7 +197,8 @@ class TritonServer:
                 try:
                     probe.bind((address, port))
                 except OSError as error:
-                    msg = f"the {name} port {port} on {address} is taken ({error.strerror}); choose another, or 0 for any."
+                    where = f"the {name} port {port} on {address}"
+                    msg = f"{where} is taken ({error.strerror}); choose another, or 0 for any."
                     raise ServerStartError(msg) from error
                 chosen.append(probe.getsockname()[1])
         return chosen[0], chosen[1], chosen[2]

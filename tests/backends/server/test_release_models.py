@@ -116,6 +116,9 @@ def test_routes_are_what_the_front_door_reads(repository: Path) -> None:
     write_routes(repository, [(FIRST, 1.0)])
     add_routes(repository, [SECOND])
     assert read_routes(repository) == {"r1": 1.0, "r2": 0.0}
+    retract_release(repository, SECOND)
+    retract_release(repository, FIRST)  # what still gets requests keeps its route
+    assert read_routes(repository) == {"r1": 1.0}
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"routes": [{"release": "r1"}]}', '{"routes": [{"weight": "x"}]}'])
