@@ -1,8 +1,8 @@
 """The numeric gate where engines give no logits: tokens alone.
 
 A TensorRT-LLM engine gives the logits of a prompt only when it was built with ``gather_context_logits``, which costs
-memory. Without them each of the reference's answer tokens is still asked of the build, one request for each, from the
-reference's own prefix; KL divergence and perplexity are then not known.
+memory, and the LLM API's model gives none. Each of the reference's answer tokens is then asked of the build, one request
+for each, from the reference's own prefix; KL divergence and perplexity are not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def gives_logits(manifest: Manifest, config: dict[str, Any]) -> bool:
     """Return whether a build's engine gives the logits of prompts, by its own record."""
-    return manifest.target == "cpu" or config.get("build_config", {}).get("gather_context_logits") is True
+    return manifest.target == "cpu" or bool(config.get("build_config", {}).get("gather_context_logits"))
 
 
 def agreement_gate(

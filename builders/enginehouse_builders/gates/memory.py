@@ -29,7 +29,8 @@ def plan_of(build: StoredBuild, config: dict[str, Any], host: Host) -> MemoryPla
     """
     manifest, limits = build.manifest, build.manifest.limits
     mapping = config.get("pretrained_config", {}).get("mapping", {})
-    parallelism = Parallelism(tensor=mapping.get("tp_size", 1), pipeline=mapping.get("pp_size", 1))
+    tensor = mapping.get("tp_size", mapping.get("world_size", 1))
+    parallelism = Parallelism(tensor=tensor, pipeline=mapping.get("pp_size", 1))
     request = MemoryRequest(
         target=manifest.target,
         weights=_weights_of(manifest.weight_precision),

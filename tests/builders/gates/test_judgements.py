@@ -13,9 +13,11 @@ from enginehouse_builders.gates.agreement import gives_logits
 from enginehouse_builders.gates.compatibility import Needs, compatibility_gate, needs_of
 from enginehouse_builders.gates.cost import cost_gate
 from enginehouse_builders.gates.host import Gpu, Host, describe_host, parse_gpu
+from enginehouse_builders.gates.memory import memory_gate, plan_of
 from enginehouse_builders.gates.prompts import read_prompts, shipped_prompts
 from enginehouse_builders.gates.speed import PromptMaker, Round, SpeedRun, Trace, judge, speed_gate
 from enginehouse_builders.spec.model import CostGate, SpeedGate
+from enginehouse_builders.store import StoredBuild
 from enginehouse_contract.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -151,6 +153,19 @@ def test_an_older_openvino_build_loads_under_a_newer_one() -> None:
     """The runtime reads models of earlier releases."""
     needs = Needs("cpu", "openvino", "2025.1.0", None, None, 1)
     assert compatibility_gate(needs, GPU_HOST).status == "passed"
+
+
+def test_memory_is_planned_for_one_rank_of_one_gpu(tmp_path: Path) -> None:
+    """Weights are the files' bytes over the ranks, beside what one GPU has; KV heads are divided too."""
+    build = write_bigram_build(tmp_path, "gpu", num_key_value_heads=2, num_attention_heads=2)
+    one_rank = plan_of(build, {"pretrained_config": {}}, GPU_HOST)
+    gpu = StoredBuild(build.build_dir, replace(build.manifest, target="tensorrt_llm_pytorch", kv_precision="bf16"))
+    two_ranks = plan_of(gpu, {"pretrained_config": {"mapping": {"world_size": 2}}}, GPU_HOST)
+    assert one_rank.available_bytes == GPU_HOST.available_bytes
+    assert two_ranks.available_bytes == H100.memory_bytes
+    assert two_ranks.weights_bytes == one_rank.weights_bytes // 2
+    assert two_ranks.kv_bytes_per_token == 2 * 2 * 1 * 16 * 2
+    assert memory_gate(two_ranks).status == "passed"
 
 
 def test_this_host_has_a_kind_that_makes_a_name() -> None:
