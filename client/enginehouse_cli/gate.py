@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from enginehouse_builders.gates.run import GateOptions
     from enginehouse_builders.gates.services import GateTools
     from enginehouse_builders.spec.model import Costs, Spec
+    from enginehouse_builders.store import StoredBuild
     from enginehouse_contract.settings import Settings
 
 _SHOWN: Final[dict[str, tuple[str, ...]]] = {
@@ -72,7 +73,7 @@ def gate(
     found = find_build(settings.store_dir, build)
     reference = None if against is None else find_build(settings.store_dir, against)
     options = _options(settings, prompts, None if spec is None else _read_spec(spec))
-    tools = _tools(settings, url)
+    tools = _tools(settings, url, found)
     watch = Stopwatch.start()
     with _ended_by_signals(), progress_bar(f"gate {found.manifest.model_name}") as report:
         record = GateRun(tools, found, reference, options, report).run()
@@ -100,12 +101,16 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def _tools(settings: Settings, url: str | None) -> GateTools:
+def _tools(settings: Settings, url: str | None, build: StoredBuild) -> GateTools:
     from enginehouse_backends.server.binary import require_host  # noqa: PLC0415
+    from enginehouse_builders.gates import describe_host  # noqa: PLC0415
     from enginehouse_cli.gate_tools import PrivateServers, ShadowModels  # noqa: PLC0415
 
     if url is not None:
         return ShadowModels(_grpc_target(url))
+    if build.manifest.target != "cpu" and describe_host().gpus:
+        hint = "Start one in explicit mode and give its address: the private servers hold the CPU engine only."
+        raise ConfigurationError(refusal("--url", "must name a server with NVIDIA's backend for this build", hint=hint))
     require_host()  # a host without a server says nothing about the build
     return PrivateServers(settings)
 

@@ -1,8 +1,8 @@
 """The numeric gate where engines give no logits: tokens alone.
 
 A TensorRT-LLM engine gives the logits of a prompt only when it was built with ``gather_context_logits``, which costs
-memory, and the LLM API's model gives none. Each of the reference's answer tokens is then asked of the build, one request
-for each, from the reference's own prefix; KL divergence and perplexity are not known.
+memory, and the LLM API's model gives none. Each of the reference's answer tokens is then asked of the build, one
+request for each, from the reference's own prefix; KL divergence and perplexity are not known.
 """
 
 from __future__ import annotations
