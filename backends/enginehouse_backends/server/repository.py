@@ -65,7 +65,9 @@ def render_repository(destination: Path, build_dir: Path, parameters: Mapping[st
 
 
 def assemble_backends(destination: Path, installation: TritonInstallation, import_paths: Sequence[str]) -> None:
-    """Put the Python backend with the stub of this Python, and our `tensorrtllm`, into *destination*.
+    """Put the Python backend with the stub of this Python, and a `tensorrtllm`, into *destination*: NVIDIA's or ours.
+
+    NVIDIA's is taken where the installation has it: on a GPU host.
 
     The stub runs a bare interpreter that ignores PYTHONPATH and appends the backend's folder to ``sys.path``. There our
     package's name stands for a few lines that make this environment importable and let the real package in.
@@ -73,15 +75,21 @@ def assemble_backends(destination: Path, installation: TritonInstallation, impor
     shutil.rmtree(destination, ignore_errors=True)
     python_dir, engine_dir = destination / "python", destination / "tensorrtllm"
     python_dir.mkdir(parents=True)
-    engine_dir.mkdir()
+    nvidias = installation.backend_library.parent.parent / "tensorrtllm"
+    if nvidias.is_dir():
+        engine_dir.symlink_to(nvidias)
+    else:
+        engine_dir.mkdir()
     for source in (installation.backend_library, installation.backend_utilities, installation.stub):
         if not source.is_file():
             raise ServerStartError(f"{source} is missing; reinstall {installation.origin}.")
         shutil.copy2(source, python_dir / source.name)
     (python_dir / installation.stub.name).chmod(0o755)
-    for folder in (python_dir, engine_dir):
-        (folder / "enginehouse_backends.py").write_text(_BOOTSTRAP.format(paths=list(import_paths)), encoding="utf-8")
-    (engine_dir / "model.py").write_text(_BACKEND_SHIM, encoding="utf-8")
+    bootstrap = _BOOTSTRAP.format(paths=list(import_paths))
+    (python_dir / "enginehouse_backends.py").write_text(bootstrap, encoding="utf-8")
+    if not engine_dir.is_symlink():
+        (engine_dir / "enginehouse_backends.py").write_text(bootstrap, encoding="utf-8")
+        (engine_dir / "model.py").write_text(_BACKEND_SHIM, encoding="utf-8")
 
 
 def write_model(folder: Path, model: str, config: ModelConfig) -> None:
