@@ -106,8 +106,6 @@ class GateRun:
                     continue
                 self._report(gate, len(results) / len(gates))
                 results.append(_checked(gate, check))
-                if gate == "integrity" and results[-1].status == "passed":
-                    self._encode_prompts()
         return GateRecord(
             build_id=self._build.manifest.build_id,
             model_name=self._build.manifest.model_name,
@@ -171,6 +169,7 @@ class GateRun:
         return plan_of(build, read_config(build.build_dir), self._host)
 
     def _load(self) -> GateResult:
+        self._encode_prompts()
         return load_gate(self._open_build, self._build, self._prompts[SHIPPED][0].token_ids)
 
     def _numeric(self) -> GateResult:
@@ -226,11 +225,11 @@ class GateRun:
 
 
 def _checked(gate: Gate, check: Callable[[], GateResult]) -> GateResult:
-    """Run one gate; what it raises is its failure, unless nobody answers, which says nothing about the build."""
+    """Run one gate; what it raises is its failure, unless it says nothing about the build: prompts, or no server."""
     start_s = time.perf_counter()
     try:
         result = check()
-    except ServerUnreachableError:
+    except (ConfigurationError, ServerUnreachableError):
         raise
     except EnginehouseError as error:
         result = GateResult(gate, "failed", str(error).rstrip("."))

@@ -138,6 +138,13 @@ def test_own_prompts_must_pass_too(good: StoredBuild, close: StoredBuild, tools:
     assert "shipped prompts" not in reason
 
 
+def test_prompts_that_say_nothing_are_the_callers_mistake(good: StoredBuild, tools: BigramTools) -> None:
+    """A set of which nothing can be asked is refused, and no record blames the build."""
+    own = (Prompt("mine:1", text="a"),)
+    with pytest.raises(ConfigurationError, match="own prompts hold none"):
+        GateRun(tools, good, None, replace(OPTIONS, own_prompts=own)).run()
+
+
 def test_another_tokenizer_is_caught(good: StoredBuild, close: StoredBuild, tools: BigramTools) -> None:
     """Where digests differ the tokenizers are tried; equal behaviour passes, other tokens fail, and so do templates."""
     renamed = StoredBuild(close.build_dir, replace(close.manifest, tokenizer_sha256="1" * 64))
