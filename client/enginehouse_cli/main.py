@@ -21,12 +21,14 @@ from enginehouse_cli import (
     fleet,
     gate,
     generate,
+    plan,
     prices,
     promote,
     ready,
     releases,
     serve,
     services,
+    spec,
     stage,
     usage,
 )
@@ -47,6 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(spec.app, name="spec")
+app.command("plan")(plan.plan)
 app.command("build")(build.build)
 app.add_typer(builds.app, name="builds")
 app.command("serve")(serve.serve)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from enginehouse_builders.plan.reading import detect_format
 from enginehouse_builders.spec.compatibility import refusals
 from enginehouse_builders.spec.lines import line_of, read_yaml
-from enginehouse_builders.spec.model import Spec
+from enginehouse_builders.spec.model import SourceFormat, Spec
 from enginehouse_builders.spec.problems import Problem, SpecError
-from enginehouse_contract.errors import refusal
+from enginehouse_contract.errors import ModelSourceError, refusal
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -195,6 +196,14 @@ def _with_absolute_paths(spec: Spec, folder: Path) -> Spec:
     if spec.gates.prompts:
         update["gates"] = spec.gates.model_copy(update={"prompts": absolute(spec.gates.prompts)})
     return spec.model_copy(update=update)
+
+
+def _format_of(source: Path) -> SourceFormat | None:
+    """What the files are; None where they do not tell, which reading the model will say better."""
+    try:
+        return detect_format(source)
+    except ModelSourceError:
+        return None
 
 
 def _missing_files(spec: Spec) -> list[tuple[str, str]]:

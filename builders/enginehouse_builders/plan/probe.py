@@ -1,0 +1,84 @@
+"""This CPU as a device: memory bandwidth and matrix products, measured once and cached in the state folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from enginehouse_builders.gates.host import describe_host
+from enginehouse_builders.plan.devices import CPU, Device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_COPY_BYTES: Final = 64 << 20  # beyond any cache that a plan's host shares out
+_MATRIX: Final = 768
+_ROUNDS: Final = 5
+_VERSION: Final = 1
+
+
+def measure_cpu(cache_dir: Path) -> Device:
+    """Return this CPU: its memory now, and its rates from *cache_dir* or measured (under a second) and put there.
+
+    A cache folder that cannot be written costs a measurement each time, nothing else.
+    """
+    host = describe_host()
+    path = cache_dir / "devices" / f"{host.kind}.json"
+    rates = _read(path)
+    if rates is None:
+        rates = {"version": _VERSION, "bytes_per_s": _bandwidth(), "f16_flops": _matmul_flops()}
+        _write(path, rates)
+    return Device(
+        name=CPU,
+        memory_bytes=host.available_bytes,
+        bytes_per_s=rates["bytes_per_s"],
+        f16_flops=rates["f16_flops"],
+        source=f"measured on {host.cpu_name}, {host.num_cores} cores, in f32",
+    )
+
+
+def _bandwidth() -> float:
+    """Bytes moved per second by a copy of what no cache holds: half is read, half written."""
+    source = np.ones(_COPY_BYTES // 8, np.float64)
+    target = np.empty_like(source)
+    return 2 * _COPY_BYTES / _fastest_s(lambda: np.copyto(target, source))
+
+
+def _matmul_flops() -> float:
+    left = np.ones((_MATRIX, _MATRIX), np.float32)
+    return 2 * _MATRIX**3 / _fastest_s(lambda: left @ left)
+
+
+def _fastest_s(work: Callable[[], object]) -> float:
+    """The fastest of some rounds: others who use the machine make rounds slower, never faster."""
+    times = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return max(min(times), 1e-9)
+
+
+def _read(path: Path) -> dict[str, float] | None:
+    try:
+        rates = json.loads(path.read_text(encoding="utf-8"))
+        if rates["version"] != _VERSION or min(rates["bytes_per_s"], rates["f16_flops"]) <= 0:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {name: float(value) for name, value in rates.items()}
+
+
+def _write(path: Path, rates: dict[str, float]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(rates) + "\n", encoding="utf-8")
+        scratch.replace(path)
+    except OSError:
+        return
