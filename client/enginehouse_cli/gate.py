@@ -68,9 +68,10 @@ def gate(
     from enginehouse_builders.gates import write_record  # noqa: PLC0415 - commands import what they use
     from enginehouse_builders.gates.run import GateRun  # noqa: PLC0415
     from enginehouse_builders.store import find_build  # noqa: PLC0415
+    from enginehouse_cli.remote import fetch_if_remote  # noqa: PLC0415
 
     settings = load_settings()
-    found = find_build(settings.store_dir, build)
+    found = find_build(settings.store_dir, fetch_if_remote(build))
     reference = None if against is None else find_build(settings.store_dir, against)
     options = _options(settings, prompts, None if spec is None else _read_spec(spec))
     tools = _tools(settings, url, found)

@@ -39,6 +39,9 @@ FrequencyPenaltyOption = Annotated[
 ]
 TenantOption = Annotated[Optional[str], typer.Option("--tenant", help="Who asks, for fair shares and accounting.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Give up after this many seconds.")]
+ServiceOption = Annotated[
+    Optional[str], typer.Option("--service", help="One of the services that share the host. Default: production.")
+]
 SpeculateOption = Annotated[
     Optional[str],
     typer.Option("--speculate", help="Speculative decoding: off, ngram or draft. Default: as the server is set."),

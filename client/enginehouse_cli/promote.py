@@ -33,7 +33,9 @@ SwapOption = Annotated[
 
 
 def promote(
-    build: Annotated[str, typer.Argument(help="Build id, the start of one, a name, a folder, or a release (r12).")],
+    build: Annotated[
+        str, typer.Argument(help="Build id, the start of one, a name, a folder, a URL, or a release (r12).")
+    ],
     stage: Annotated[str, typer.Option("--stage", help="staging or production.")] = "production",
     override: Annotated[
         Optional[str], typer.Option("--override", help="Pass over the gates, for this reason; it is recorded.")
@@ -65,6 +67,7 @@ def promote(
     """Make a build serve, without failing a request: load, check, switch, drain."""
     from enginehouse_builders.promotion.book import parse_stage  # noqa: PLC0415 - commands import what they use
     from enginehouse_cli import canary as canaries  # noqa: PLC0415
+    from enginehouse_cli.remote import fetch_if_remote  # noqa: PLC0415
 
     settings = load_settings()
     wanted, share = parse_stage(stage), None if canary is None else canaries.parse_share(canary)
@@ -75,7 +78,7 @@ def promote(
     if share is None and (watch or complete):
         raise ConfigurationError(refusal("--watch and --complete", "need --canary"))
     request = _Request(
-        reference=build,
+        reference=fetch_if_remote(build),
         stage=wanted,
         parameters=parse_parameters(parameter or []),
         swap=parse_swap(swap),

@@ -71,6 +71,17 @@ def pull(
     )
 
 
+def fetch_if_remote(reference: str) -> str:
+    """Return what names a build here: the reference as it is, or for a URL the folder that it was pulled to."""
+    from enginehouse_builders.remote.local import ensure_local  # noqa: PLC0415
+    from enginehouse_builders.remote.location import is_url  # noqa: PLC0415
+
+    if not is_url(reference):
+        return reference
+    with progress_bar("pull") as progress:
+        return str(ensure_local(reference, load_settings().home, progress))
+
+
 def attach(group: typer.Typer) -> None:
     """Add the commands to the group `enginehouse builds`."""
     commands: dict[str, Callable[..., None]] = {"push": push, "pull": pull}
