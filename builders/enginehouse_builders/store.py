@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -19,9 +20,16 @@ from enginehouse_contract.manifest import MANIFEST_FILE, Manifest, read_manifest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+STORE_VERSION: Final = 1
+"""Raised when an older Enginehouse could not work on the store any more."""
+
+WORK_PREFIX: Final = ".building-"
+"""Folders of builds at work."""
+
 _NUM_ID_CHARS: Final = 16
-_SCRATCH_PREFIX: Final = ".building-"
+_SCRATCH_PREFIX: Final = ".adding-"
 _LOCK_FILE: Final = ".lock"
+_VERSION_FILE: Final = "store.json"
 _NUM_SHOWN: Final = 8  # builds in a message
 _NUM_SHOWN_CHARS: Final = len("sha256:") + 12
 
@@ -40,10 +48,14 @@ def folder_of(store_dir: Path, build_id: str) -> Path:
 
 
 def list_builds(store_dir: Path) -> list[StoredBuild]:
-    """Return the finished builds, newest first; folders that are none are passed over."""
+    """Return the finished builds, newest first; folders that are none are passed over.
+
+    Raises :class:`ConfigurationError` for a store that a newer Enginehouse wrote.
+    """
+    check_version(store_dir)
     found = []
     for folder in store_dir.glob(f"*/{MANIFEST_FILE}"):
-        if not folder.parent.name.startswith(_SCRATCH_PREFIX):
+        if not folder.parent.name.startswith("."):
             with contextlib.suppress(BuildIntegrityError):
                 found.append(StoredBuild(folder.parent, read_manifest(folder.parent)))
     return sorted(found, key=lambda build: build.manifest.created_at, reverse=True)
@@ -90,16 +102,54 @@ def publishing(store_dir: Path, build_id: str) -> Iterator[Path]:
 
     Raises :class:`BuildError` when the folder cannot be written.
     """
+    with store_errors(store_dir), _scratch_folder(store_dir) as scratch:
+        yield scratch
+        publish(scratch, folder_of(store_dir, build_id))
+
+
+@contextmanager
+def store_errors(store_dir: Path) -> Iterator[None]:
+    """Make the store, marked with its format, and turn what the system says while it is written into our words.
+
+    Raises :class:`BuildError` for what cannot be written, :class:`ConfigurationError` for a newer store.
+    """
     try:
-        with _scratch_folder(store_dir) as scratch:
-            yield scratch
-            scratch.chmod(0o755)
-            _publish(scratch, folder_of(store_dir, build_id))
+        check_version(store_dir)
+        store_dir.mkdir(parents=True, exist_ok=True)
+        if not (store_dir / _VERSION_FILE).exists():
+            text = json.dumps({"store_version": STORE_VERSION}) + "\n"
+            (store_dir / _VERSION_FILE).write_text(text, encoding="utf-8")
+        yield
     except OSError as error:
         msg = f"the build cannot be written to {store_dir} ({error.strerror or error})"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise BuildError(f"{msg}; free some space and build again.") from error
         raise BuildError(f"{msg}.") from error
+
+
+def check_version(store_dir: Path) -> None:
+    """Refuse a store that a newer Enginehouse wrote, by :class:`ConfigurationError`; one without a mark is of today."""
+    try:
+        version = json.loads((store_dir / _VERSION_FILE).read_text(encoding="utf-8"))["store_version"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    if not isinstance(version, int) or version > STORE_VERSION:
+        problem = f"was written by a newer Enginehouse: its format is {version}, this one knows {STORE_VERSION}"
+        hint = "Upgrade Enginehouse, or choose another folder with ENGINEHOUSE_HOME."
+        raise ConfigurationError(f"the store {store_dir} {problem}. {hint}")
+
+
+def publish(scratch: Path, folder: Path) -> None:
+    """Make a finished folder the build, in one step; a build that is there and sound stays, the other is dropped."""
+    scratch.chmod(0o755)
+    if folder.exists() and not is_sound(folder):
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder.parent) as aside:
+            folder.rename(Path(aside, folder.name))
+    try:
+        scratch.rename(folder)
+    except OSError as error:
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+            raise
 
 
 def is_sound(build_dir: Path) -> bool:
@@ -114,7 +164,6 @@ def is_sound(build_dir: Path) -> bool:
 @contextmanager
 def _scratch_folder(store_dir: Path) -> Iterator[Path]:
     """A new folder, locked while in use: the lock is gone when its process is, however that ended."""
-    store_dir.mkdir(parents=True, exist_ok=True)
     with (store_dir / _LOCK_FILE).open("w") as store_lock:
         fcntl.flock(store_lock, fcntl.LOCK_EX)
         for folder in store_dir.glob(f"{_SCRATCH_PREFIX}*"):
@@ -139,14 +188,3 @@ def _remove_if_abandoned(scratch: Path) -> None:
             pass
         finally:
             os.close(descriptor)
-
-
-def _publish(scratch: Path, folder: Path) -> None:
-    if folder.exists() and not is_sound(folder):
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder.parent) as aside:
-            folder.rename(Path(aside, folder.name))
-    try:
-        scratch.rename(folder)
-    except OSError as error:
-        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
-            raise

@@ -49,6 +49,8 @@ def test_a_build_is_a_complete_engine_folder(model: Path, store: Path) -> None:
         "manifest.json",
         "openvino_model.bin",
         "openvino_model.xml",
+        "provenance.json",
+        "spec.json",
         "tokenizer.json",
         "tokenizer_config.json",
     }
@@ -169,18 +171,28 @@ def leftovers(store: Path) -> list[str]:
     return [path.name for path in store.iterdir() if path.is_dir()] if store.exists() else []
 
 
-@pytest.mark.parametrize("stage", ["converting", "writing", "recording"])
-def test_an_interrupted_build_leaves_nothing(stage: str, model: Path, store: Path) -> None:
-    """Wherever a build is interrupted, no folder stays, and the next build is made."""
+STEPS_ALL = ["plan", "fetch", "convert", "quantize", "compile", "record"]
+
+
+@pytest.mark.parametrize("step", STEPS_ALL[1:])
+def test_an_interrupted_build_goes_on_where_it_was(step: str, model: Path, store: Path) -> None:
+    """Wherever a build is interrupted, no command sees it, and the next one does only what is left."""
 
     def interrupt(now: str, _share: float) -> None:
-        if now == stage:
+        if now == step:
             raise Interruption
 
     with pytest.raises(Interruption):
         build_engine(BuildOptions(model=model), store, interrupt)
-    assert leftovers(store) == []
-    assert not build_engine(BuildOptions(model=model), store).cached
+    assert list_builds(store) == []
+    assert [name[:10] for name in leftovers(store)] == [".building-"]
+    seen: list[str] = []
+    result = build_engine(BuildOptions(model=model), store, lambda now, _share: seen.append(now))
+    done = STEPS_ALL[1 : STEPS_ALL.index(step)]
+    assert not set(done) & set(seen)
+    assert set(STEPS_ALL[STEPS_ALL.index(step) :]) <= set(seen)
+    assert not result.cached
+    assert leftovers(store) == [result.build_dir.name]
 
 
 def build_in_child(model: Path, store: Path, kill_at: str | None) -> None:
@@ -205,14 +217,36 @@ def run_children(targets: list[tuple[Path, Path, str | None]]) -> list[int | Non
 
 
 @pytest.mark.slow
-def test_a_killed_build_is_never_seen(model: Path, store: Path) -> None:
-    """A builder killed half-way leaves only a folder that no command sees, and that the next build removes."""
-    assert run_children([(model, store, "recording")]) == [-signal.SIGKILL]
-    assert len(leftovers(store)) == 1
-    assert list_builds(store) == []
+def test_a_build_killed_in_any_step_is_never_seen_and_resumes(model: Path, store: Path, tmp_path: Path) -> None:
+    """A builder killed at the beginning of each step in turn, on one store, ends with the bytes of an undisturbed one."""
+    for step in STEPS_ALL[1:]:
+        assert run_children([(model, store, step)]) == [-signal.SIGKILL]
+        assert len(leftovers(store)) == 1
+        assert list_builds(store) == []
     result = build_engine(BuildOptions(model=model), store)
     assert leftovers(store) == [result.build_dir.name]
     assert verify_build(result.build_dir) == result.manifest
+    assert result.manifest.files == build_engine(BuildOptions(model=model), tmp_path / "other").manifest.files
+
+
+def test_a_file_changed_between_two_tries_is_made_again(model: Path, store: Path) -> None:
+    """What an earlier try left is used only while it has the digest that was recorded."""
+
+    def interrupt(now: str, _share: float) -> None:
+        if now == "record":
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        build_engine(BuildOptions(model=model), store, interrupt)
+    weights = store / leftovers(store)[0] / "out" / "openvino_model.bin"
+    damaged = bytearray(weights.read_bytes())
+    damaged[100] ^= 1
+    weights.write_bytes(damaged)
+    seen: list[str] = []
+    result = build_engine(BuildOptions(model=model), store, lambda now, _share: seen.append(now))
+    assert "convert" in seen
+    assert "fetch" not in seen
+    assert verify_build(result.build_dir)
 
 
 @pytest.mark.slow
@@ -254,7 +288,7 @@ def test_a_full_disk_is_said_with_what_is_needed(model: Path, store: Path, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(BuildError, match=r"\d+ MiB are needed in .*store, 1 MiB are free"):
         build_engine(BuildOptions(model=model), store)
-    assert leftovers(store) == []
+    assert list_builds(store) == []
 
 
 def test_a_disk_that_fills_while_writing_is_noticed(model: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +301,11 @@ def test_a_disk_that_fills_while_writing_is_noticed(model: Path, store: Path, mo
         os.truncate(weights, weights.stat().st_size // 2)
 
     monkeypatch.setattr(ov, "save_model", save_half)
-    with pytest.raises(BuildError, match="cannot be written"):
+    with pytest.raises(BuildError, match="cannot be written.*The step `convert` failed; its log is .*build.log"):
         build_engine(BuildOptions(model=model), store)
-    assert leftovers(store) == []
+    assert list_builds(store) == []
+    monkeypatch.undo()
+    assert not build_engine(BuildOptions(model=model), store).cached
 
 
 def test_a_store_that_cannot_be_written_is_said(model: Path, tmp_path: Path) -> None:

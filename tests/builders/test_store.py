@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Path:
     (folder / "notes").mkdir()
     (folder / "broken").mkdir()
     (folder / "broken" / MANIFEST_FILE).write_text("{", encoding="utf-8")
-    (folder / ".building-abc").mkdir()
+    (folder / ".adding-abc").mkdir()
     return folder
 
 
@@ -121,7 +121,7 @@ def test_the_first_of_two_builders_wins(tmp_path: Path) -> None:
 def test_only_abandoned_scratch_folders_are_removed(tmp_path: Path) -> None:
     """Scratch folders of builders at work stay while others build; those nobody holds go."""
     store = tmp_path / "store"
-    abandoned = store / ".building-abandoned"
+    abandoned = store / ".adding-abandoned"
     abandoned.mkdir(parents=True)
     with publishing(store, IDS[0]) as at_work:
         publish(store, IDS[1], "tiny", "2026-01-01T00:00:00+00:00")

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shutil
+import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import openvino as ov
 
+from enginehouse_builders.cpu.data_aware import quantize
+from enginehouse_builders.cpu.engine_folder import TOKENS_PER_BLOCK, chat_template_sha256, engine_config, resolve_limits
 from enginehouse_builders.cpu.export import export_decoder
-from enginehouse_builders.cpu.gguf_source import GgufSource
 from enginehouse_builders.cpu.graph import build_decoder
-from enginehouse_builders.cpu.huggingface_source import HuggingFaceSource
-from enginehouse_builders.cpu.weights import WEIGHT_PRECISIONS, WeightPrecision
+from enginehouse_builders.cpu.inputs import (
+    TARGET,
+    calibration_samples,
+    deciding_inputs,
+    open_source,
+    samples_sha256,
+    tool_versions,
+)
+from enginehouse_builders.cpu.model_files import check_paged, write_model
+from enginehouse_builders.cpu.options import KV_PRECISIONS, BuildOptions, spec_of
+from enginehouse_builders.cpu.weights import INT4_GROUP_SIZE, WeightPrecision
 from enginehouse_builders.digests import source_digest
-from enginehouse_builders.store import folder_of, is_sound, publishing
-from enginehouse_contract.errors import BuildError, ConfigurationError, ModelSourceError, refusal
+from enginehouse_builders.pipeline import OUT, StepResult, Workspace, run_steps, workspace
+from enginehouse_builders.pipeline_failure import explain
+from enginehouse_builders.provenance import PROVENANCE_FILE, build_id_of, statement
+from enginehouse_builders.spec.model import Limits
+from enginehouse_builders.store import folder_of, is_sound, publish
+from enginehouse_contract.errors import EnginehouseError, ModelSourceError, refusal
 from enginehouse_contract.manifest import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
-    BuildLimits,
+    WEIGHTS_FILE,
     FileRecord,
     Manifest,
     read_manifest,
@@ -38,50 +52,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from enginehouse_builders.cpu.architecture import Architecture
-    from enginehouse_builders.cpu.source import ModelSource
+    from enginehouse_builders.pipeline import Progress
 
-    Progress = Callable[[str, float], None]
+    Share = Callable[[float], None]
 
-KV_PRECISIONS: Final = ("u8", "f16", "f32")
-TOKENS_PER_BLOCK: Final = 32  # fixed by OpenVINO's CPU kernels
-_DEFAULT_MAX_SEQ_LEN: Final = 8192
-_QUANT_ALGOS: Final = {"int8": "W8A16", "int4": "W4A16"}
-_RECIPE: Final = 3  # raised when the builder changes what bytes it makes of the same input
-_TARGET: Final = "cpu"
+__all__ = ["KV_PRECISIONS", "TOKENS_PER_BLOCK", "BuildOptions", "BuildResult", "build_engine"]
+
+SPEC_FILE: Final = "spec.json"
 _DIGESTS_FILE: Final = ".source-digests.json"
-_GRAPH_BYTES: Final = 16 << 20  # room for what is written beside the weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What to build. Checked when made; raises :class:`ConfigurationError` naming the field."""
-
-    model: Path
-    weight_precision: str = "as_in_file"
-    kv_precision: str = "u8"
-    max_batch_size: int = 64
-    max_seq_len: int | None = None  # None: the model's window, at most 8192
-    max_input_len: int | None = None  # None: one less than max_seq_len
-    max_num_tokens: int = 512
-    name: str | None = None  # None: the model's own
-
-    def __post_init__(self) -> None:
-        for field, value, known in (
-            ("weight_precision", self.weight_precision, WEIGHT_PRECISIONS),
-            ("kv_precision", self.kv_precision, KV_PRECISIONS),
-        ):
-            if value not in known:
-                raise ConfigurationError(refusal(field, f"must be one of {', '.join(known)}", given=value))
-        for field, least in (("max_batch_size", 1), ("max_seq_len", 2), ("max_input_len", 1), ("max_num_tokens", 1)):
-            value = getattr(self, field)
-            if value is not None and value < least:
-                raise ConfigurationError(refusal(field, f"must be at least {least}", given=value))
-        if self.max_num_tokens < self.max_batch_size:
-            problem = "is less than a token for each sequence of a full batch"
-            raise ConfigurationError(
-                refusal("max_num_tokens", problem, limit=self.max_batch_size, given=self.max_num_tokens)
-            )
+_CONVERTED: Final = "converted"  # weights that are still to be quantized, within the work folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,164 +72,194 @@ class BuildResult:
     cached: bool
 
 
-def build_engine(options: BuildOptions, store_dir: Path, progress: Progress | None = None) -> BuildResult:
-    """Build *options* into *store_dir*, or find it there.
+def build_engine(
+    options: BuildOptions, store_dir: Path, progress: Progress | None = None, *, logs_dir: Path | None = None
+) -> BuildResult:
+    """Build *options* into *store_dir*, go on with what an earlier try left, or find it there.
+
+    *progress* is called with a step and the share of the whole that is done; the log of a finished build goes to
+    *logs_dir* (default: ``logs/builds`` beside the store).
 
     Raises :class:`ModelSourceError` for a model that cannot be built from, :class:`ConfigurationError` for limits that
-    it cannot have, :class:`BuildError` when the build cannot be written.
+    it cannot have, :class:`BuildError` when the build cannot be made or written. After a step failed, the message names
+    its log and a script that fails the same way.
     """
-    report = progress or (lambda _stage, _fraction: None)
-    report("reading", 0.0)
-    if not options.model.exists():
-        raise ModelSourceError(f"{options.model} does not exist; give a GGUF file or a Hugging Face folder.")
-    source = _open_source(options.model, source_digest(options.model, store_dir / _DIGESTS_FILE))
-    limits = _limits(options, source.architecture)
-    build_id = _build_id(options, source, limits)
-    build_dir = folder_of(store_dir, build_id)
-    if is_sound(build_dir):
-        report("cached", 1.0)
-        return BuildResult(build_dir, read_manifest(build_dir), cached=True)
-    with publishing(store_dir, build_id) as scratch:
-        for name, text in source.tokenizer_files().items():
-            (scratch / name).write_text(text, encoding="utf-8")
-        config = _engine_config(options, source.architecture, limits)
-        (scratch / CONFIG_FILE).write_text(_to_json(config), encoding="utf-8")
-        _write_model(_convert(options, source, report), scratch / MODEL_FILE, report)
-        report("recording", 0.9)
-        manifest = _manifest(build_id, options, source, limits, scratch)
-        (scratch / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-    report("done", 1.0)
-    return BuildResult(build_dir, read_manifest(build_dir), cached=False)
+    report = progress or (lambda _step, _share: None)
+    report("plan", 0.0)
+    build = _CpuBuild(options, store_dir)
+    build_dir = folder_of(store_dir, build.build_id)
+
+    def waiting() -> None:
+        report("waiting for another build of the same", 0.0)
+
+    with workspace(store_dir, build.build_id, lambda: is_sound(build_dir), waiting) as work:
+        if work is not None:
+            try:
+                run_steps(work, build.actions(work), report)
+            except EnginehouseError as error:
+                raise explain(error, work, build.portable_spec(options.model.absolute())) from error
+            _keep_log(work, (logs_dir or store_dir.parent / "logs" / "builds") / f"{build_dir.name}.log")
+            publish(work.out, build_dir)
+    report("done" if work is not None else "cached", 1.0)
+    return BuildResult(build_dir, read_manifest(build_dir), cached=work is None)
 
 
-def _open_source(path: Path, sha256: str) -> ModelSource:
-    return HuggingFaceSource(path, sha256) if path.is_dir() else GgufSource(path, sha256)
+class _CpuBuild:
+    """One build: what it is made of, and its steps."""
+
+    def __init__(self, options: BuildOptions, store_dir: Path) -> None:
+        if not options.model.exists():
+            raise ModelSourceError(f"{options.model} does not exist; give a GGUF file or a Hugging Face folder.")
+        self._options = options
+        self._store_dir = store_dir
+        sha256 = source_digest(options.model, store_dir / _DIGESTS_FILE)
+        if options.source_sha256 not in {None, sha256}:
+            problem = "is not the digest of the model"
+            hint = "The model was changed or is another one; correct the spec, or fetch the model again."
+            raise ModelSourceError(
+                refusal("model.sha256", problem, given=f"{options.source_sha256}, found {sha256}", hint=hint)
+            )
+        self._source = open_source(options.model, sha256)
+        self._name = options.name or self._source.name
+        self._limits = resolve_limits(options, self._source.architecture)
+        if options.is_data_aware and self._source.kind == "gguf":
+            problem = "needs the unquantized Hugging Face folder, not a GGUF file"
+            raise ModelSourceError(refusal("weight_precision", problem, given=options.weight_precision))
+        self._samples = calibration_samples(options) if options.is_data_aware else []
+        self._versions = tool_versions(options, self._source)
+        self._inputs = deciding_inputs(options, self._source, self._name, self._limits, self._versions, self._samples)
+        self.build_id = build_id_of(self._inputs)
+
+    def portable_spec(self, source: Path | str) -> dict[str, Any]:
+        """Return the spec of exactly this build, with its model at *source*."""
+        sha256 = self._source.sha256
+        limits = Limits(**asdict(self._limits))
+        spec = spec_of(self._options, name=self._name, source=str(source), sha256=sha256, limits=limits)
+        return spec.model_dump(mode="json", exclude={"gates", "costs", "device"}, exclude_none=True)
+
+    def actions(self, work: Workspace) -> dict[Any, Callable[[Share], StepResult]]:
+        """Return the steps as functions over a work folder."""
+        return {
+            "plan": lambda _share: self._plan(work),
+            "fetch": lambda _share: self._fetch(work),
+            "convert": lambda share: self._convert(work, share),
+            "quantize": lambda share: self._quantize(work, share),
+            "compile": lambda _share: self._compile(work),
+            "record": lambda _share: self._record(work),
+        }
+
+    def _plan(self, work: Workspace) -> StepResult:
+        arch, limits = self._source.architecture, self._limits
+        work.log(f"id {self.build_id}\ninputs {json.dumps(self._inputs, sort_keys=True)}")
+        work.log(f"python {platform.python_version()} on {sys.platform} {platform.machine()}")
+        return StepResult(
+            f"{arch.class_name}, {arch.num_layers} layers of {arch.hidden_size}; "
+            f"weights {self._options.weight_precision}, KV {self._options.kv_precision}; "
+            f"{limits.max_batch_size} sequences of up to {limits.max_seq_len} tokens"
+        )
+
+    def _fetch(self, work: Workspace) -> StepResult:
+        texts = self._source.tokenizer_files()
+        config = engine_config(self._options, self._source.architecture, self._limits)
+        texts[CONFIG_FILE] = _to_json(config)
+        texts[SPEC_FILE] = _to_json(self.portable_spec(self._options.model.name))
+        for name, text in texts.items():
+            (work.out / name).write_text(text, encoding="utf-8")
+        detail = f"{self._source.kind} {self._options.model.name}, SHA-256 {self._source.sha256}"
+        return StepResult(detail, tuple(f"{OUT}/{name}" for name in sorted(texts)))
+
+    def _convert(self, work: Workspace, share: Share) -> StepResult:
+        precision = "as_in_file" if self._options.is_data_aware else self._options.weight_precision
+        folder = _CONVERTED if self._options.is_data_aware else OUT
+        model = self._converted(cast("WeightPrecision", precision), share)
+        num_bytes = write_model(model, work.folder / folder / MODEL_FILE, self._store_dir)
+        detail = f"{num_bytes / 1e6:.1f} MB of constants, weights {precision}"
+        return StepResult(detail, _model_outputs(folder))
+
+    def _converted(self, precision: WeightPrecision, share: Share) -> ov.Model:
+        group_size = self._options.int4_group_size or INT4_GROUP_SIZE
+        if self._source.why_not_by_hand is not None:
+            reason = self._source.why_not_by_hand
+            return export_decoder(self._options.model, precision, reason, int4_group_size=group_size)
+        return build_decoder(
+            self._source, precision, lambda fraction: share(0.9 * fraction), int4_group_size=group_size
+        )
+
+    def _quantize(self, work: Workspace, share: Share) -> StepResult:
+        options = self._options
+        if not options.is_data_aware:
+            return StepResult(
+                "no data is needed: weights were quantized, matrix by matrix, as they were converted", skipped=True
+            )
+        assert options.int4_group_size is not None, "data-aware precisions are int4"
+        model = quantize(
+            ov.Core().read_model(work.folder / _CONVERTED / MODEL_FILE),
+            options.weight_precision,
+            options.int4_group_size,
+            self._samples,
+            options.calibration.max_sample_tokens,
+            work.out / TOKENIZER_FILE,
+            share,
+        )
+        num_bytes = write_model(model, work.out / MODEL_FILE, self._store_dir)
+        detail = f"{options.weight_precision} over {len(self._samples)} samples, {num_bytes / 1e6:.1f} MB of constants"
+        return StepResult(detail, _model_outputs(OUT))
+
+    def _compile(self, work: Workspace) -> StepResult:
+        num_layers = check_paged(work.out / MODEL_FILE)
+        return StepResult(f"paged attention in {num_layers} layers; kernels are chosen where the build is loaded")
+
+    def _record(self, work: Workspace) -> StepResult:
+        prefix = f"{OUT}/"
+        files = {
+            name.removeprefix(prefix): record for name, record in work.outputs().items() if name.startswith(prefix)
+        }
+        materials = {self._options.model.name: self._source.sha256}
+        if self._options.is_data_aware:
+            materials["calibration samples"] = samples_sha256(self._samples)
+        found = statement(
+            inputs=self._inputs,
+            spec=self.portable_spec(self._options.model.name),
+            materials=materials,
+            files=files,
+            versions=self._versions,
+        )
+        path = work.out / PROVENANCE_FILE
+        path.write_text(_to_json(found), encoding="utf-8")
+        files[PROVENANCE_FILE] = FileRecord(path.stat().st_size, sha256_of_file(path))
+        for stray in sorted(work.out.iterdir()):
+            if stray.name not in files and stray.name != MANIFEST_FILE:
+                stray.unlink()  # of a step that was killed while it wrote
+        manifest = Manifest(
+            build_id=self.build_id,
+            target=TARGET,
+            model_name=self._name,
+            source=self._inputs["source"],
+            weight_precision=self._options.weight_precision,
+            kv_precision=self._options.kv_precision,
+            limits=self._limits,
+            tool_versions={**self._versions, "python": platform.python_version()},
+            tokenizer_sha256=files[TOKENIZER_FILE].sha256,
+            chat_template_sha256=chat_template_sha256(work.out / TOKENIZER_CONFIG_FILE),
+            files=dict(sorted(files.items())),
+            created_at=datetime.now(tz=timezone.utc).isoformat(timespec="seconds"),
+        )
+        (work.out / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        num_bytes = sum(record.num_bytes for record in files.values())
+        return StepResult(
+            f"{len(files)} files, {num_bytes / 1e6:.1f} MB", (prefix + PROVENANCE_FILE, prefix + MANIFEST_FILE)
+        )
 
 
-def _convert(options: BuildOptions, source: ModelSource, report: Progress) -> ov.Model:
-    report("converting", 0.05)
-    precision = cast("WeightPrecision", options.weight_precision)
-    if source.why_not_by_hand is not None:
-        return export_decoder(options.model, precision, source.why_not_by_hand)
-    return build_decoder(source, precision, lambda fraction: report("converting", 0.05 + 0.65 * fraction))
+def _model_outputs(folder: str) -> tuple[str, str]:
+    return f"{folder}/{MODEL_FILE}", f"{folder}/{WEIGHTS_FILE}"
 
 
-def _write_model(model: ov.Model, path: Path, report: Progress) -> None:
-    """Write a model and read it back: a full disk does not stop the writer from returning."""
-    report("writing", 0.75)
-    num_bytes = sum(node.get_byte_size() for node in _name_by_order(model) if node.get_type_name() == "Constant")
-    free = shutil.disk_usage(path.parent).free
-    if free < num_bytes + _GRAPH_BYTES:
-        needed = f"{(num_bytes + _GRAPH_BYTES) >> 20} MiB are needed in {path.parent.parent}, {free >> 20} MiB are free"
-        raise BuildError(f"there is no space for the build: {needed}; free some and build again.")
-    try:
-        ov.save_model(model, path, compress_to_fp16=False)
-        ov.Core().read_model(path)
-    except RuntimeError as error:
-        raise BuildError(f"the model cannot be written to {path.parent.parent} ({_last_line(error)}).") from error
-
-
-def _name_by_order(model: ov.Model) -> list[ov.Node]:
-    """Name nodes by their place in the graph; a name that OpenVINO counts out differs from build to build."""
-    nodes: list[ov.Node] = model.get_ordered_ops()
-    for index, node in enumerate(nodes):
-        if node.get_friendly_name() == node.get_name():
-            node.set_friendly_name(f"{node.get_type_name()}_{index}")
-    return nodes
-
-
-def _tool_versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("enginehouse", "gguf", "numpy", "openvino", "tokenizers")}
-
-
-def _build_id(options: BuildOptions, source: ModelSource, limits: BuildLimits) -> str:
-    """The digest of everything that decides the bytes."""
-    decisive = {
-        "recipe": _RECIPE,
-        "target": _TARGET,
-        "source": source.sha256,
-        "tools": _tool_versions(),
-        "name": options.name or source.name,
-        "weight_precision": options.weight_precision,
-        "kv_precision": options.kv_precision,
-        **asdict(limits),
-    }
-    return "sha256:" + hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
-def _limits(options: BuildOptions, arch: Architecture) -> BuildLimits:
-    window = arch.max_position_embeddings
-    max_seq_len = options.max_seq_len or min(window, _DEFAULT_MAX_SEQ_LEN)
-    if max_seq_len > window:
-        problem = "is beyond the model's window"
-        raise ConfigurationError(refusal("max_seq_len", problem, limit=window, given=max_seq_len))
-    max_input_len = options.max_input_len or max_seq_len - 1
-    if max_input_len >= max_seq_len:
-        problem = "leaves no room for an answer"
-        raise ConfigurationError(refusal("max_input_len", problem, limit=max_seq_len - 1, given=max_input_len))
-    return BuildLimits(options.max_batch_size, max_input_len, max_seq_len, options.max_num_tokens)
-
-
-def _engine_config(options: BuildOptions, arch: Architecture, limits: BuildLimits) -> dict[str, Any]:
-    """The engine folder's ``config.json``, in TensorRT-LLM's shape."""
-    return {
-        "version": f"enginehouse-{metadata.version('enginehouse')}",
-        "pretrained_config": {
-            "architecture": arch.class_name,
-            "dtype": "float32",
-            "vocab_size": arch.vocab_size,
-            "hidden_size": arch.hidden_size,
-            "intermediate_size": arch.intermediate_size,
-            "num_hidden_layers": arch.num_layers,
-            "num_attention_heads": arch.num_heads,
-            "num_key_value_heads": arch.num_kv_heads,
-            "head_size": arch.head_size,
-            "max_position_embeddings": arch.max_position_embeddings,
-            "quantization": {
-                "quant_algo": _QUANT_ALGOS.get(options.weight_precision),
-                "kv_cache_quant_algo": "INT8" if options.kv_precision == "u8" else None,
-            },
-        },
-        "build_config": {
-            "max_batch_size": limits.max_batch_size,
-            "max_input_len": limits.max_input_len,
-            "max_seq_len": limits.max_seq_len,
-            "max_num_tokens": limits.max_num_tokens,
-            "max_beam_width": 1,
-            "kv_cache_type": "PAGED",
-            "plugin_config": {"tokens_per_block": TOKENS_PER_BLOCK},
-        },
-    }
-
-
-def _manifest(
-    build_id: str, options: BuildOptions, source: ModelSource, limits: BuildLimits, scratch: Path
-) -> Manifest:
-    tokenizer_config = json.loads((scratch / TOKENIZER_CONFIG_FILE).read_text(encoding="utf-8"))
-    template = tokenizer_config.get("chat_template")
-    return Manifest(
-        build_id=build_id,
-        target=_TARGET,
-        model_name=options.name or source.name,
-        source={"kind": source.kind, "name": options.model.name, "sha256": source.sha256},
-        weight_precision=options.weight_precision,
-        kv_precision=options.kv_precision,
-        limits=limits,
-        tool_versions={**_tool_versions(), "python": platform.python_version()},
-        tokenizer_sha256=sha256_of_file(scratch / TOKENIZER_FILE),
-        chat_template_sha256=hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else None,
-        files={
-            path.name: FileRecord(path.stat().st_size, sha256_of_file(path))
-            for path in sorted(scratch.iterdir())
-            if path.name != MANIFEST_FILE
-        },
-        created_at=datetime.now(tz=timezone.utc).isoformat(timespec="seconds"),
-    )
+def _keep_log(work: Workspace, path: Path) -> None:
+    with suppress(OSError):  # the build matters more than its log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(work.folder / "build.log", path)
 
 
 def _to_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

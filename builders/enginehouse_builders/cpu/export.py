@@ -44,7 +44,7 @@ def exported_architecture(folder: Path, reason: str) -> Architecture:
         raise ModelSourceError(f"{folder} holds no model that can be built ({_first_line(error)}).") from error
 
 
-def export_decoder(folder: Path, precision: WeightPrecision, reason: str) -> ov.Model:
+def export_decoder(folder: Path, precision: WeightPrecision, reason: str, *, int4_group_size: int) -> ov.Model:
     """Convert a Hugging Face folder with optimum-intel; *reason* says why the hand-built graph does not do.
 
     Weights that are not asked for in int8 or int4 stay in float32.
@@ -54,7 +54,8 @@ def export_decoder(folder: Path, precision: WeightPrecision, reason: str) -> ov.
     optimum = _import("optimum.intel", folder, reason)
     options: dict[str, Any] = {"export": True, "compile": False, "use_cache": True, "stateful": True}
     if precision in {"int8", "int4"}:
-        options["quantization_config"] = optimum.OVWeightQuantizationConfig(bits=8 if precision == "int8" else 4)
+        grouping = {"bits": 8} if precision == "int8" else {"bits": 4, "sym": True, "group_size": int4_group_size}
+        options["quantization_config"] = optimum.OVWeightQuantizationConfig(**grouping)
     else:
         options["load_in_8bit"] = False
     try:

@@ -16,7 +16,7 @@ from openvino import opset16 as ops
 from openvino.op import util as op_util
 
 from enginehouse_builders.cpu.source import QuantizedMatrix
-from enginehouse_builders.cpu.weights import encode_float, encode_int4, encode_int8, encode_quantized
+from enginehouse_builders.cpu.weights import INT4_GROUP_SIZE, encode_float, encode_int4, encode_int8, encode_quantized
 from enginehouse_contract.errors import ModelSourceError
 
 if TYPE_CHECKING:
@@ -34,24 +34,29 @@ _HIDDEN_SCORE: Final = -65504.0  # finite, so that a row that sees nothing is st
 
 
 def build_decoder(
-    source: ModelSource, precision: WeightPrecision, progress: Callable[[float], None] | None = None
+    source: ModelSource,
+    precision: WeightPrecision,
+    progress: Callable[[float], None] | None = None,
+    *,
+    int4_group_size: int = INT4_GROUP_SIZE,
 ) -> ov.Model:
     """Return the decoder of *source* with weights stored in *precision*; *progress* gets the share of layers done.
 
-    With ``int4``, embedding and head are int8: they lose most by 4 bits.
+    With ``int4``, *int4_group_size* inputs share a scale, and embedding and head are int8: they lose most by 4 bits.
 
     Raises:
         ModelSourceError: A weight is missing, has another shape than the architecture says, cannot be kept as in the
             file, or is one that this graph has no use for.
     """
-    return _DecoderBuilder(source, precision).build(progress)
+    return _DecoderBuilder(source, precision, int4_group_size).build(progress)
 
 
 class _DecoderBuilder:
-    def __init__(self, source: ModelSource, precision: WeightPrecision) -> None:
+    def __init__(self, source: ModelSource, precision: WeightPrecision, int4_group_size: int) -> None:
         self._source = source
         self._arch = source.architecture
         self._precision = precision
+        self._int4_group_size = int4_group_size
         self._sinks: list[Any] = []
         self._variables: list[Any] = []
         self._weight_names = source.weight_names()
@@ -124,7 +129,7 @@ class _DecoderBuilder:
         if self._precision == "int8" or (self._precision == "int4" and name in {_EMBEDDING, _HEAD}):
             return encode_int8(weight)
         if self._precision == "int4":
-            return encode_int4(weight)
+            return encode_int4(weight, self._int4_group_size)
         return encode_float(weight, "f32" if self._precision == "f32" else "f16")
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -48,14 +48,14 @@ def encode_int8(weight: NDArray[np.float32]) -> ov.Node:
     return _dequantized(ops.constant(np.round(weight / scales).astype(np.int8)), scales, None, None)
 
 
-def encode_int4(weight: NDArray[np.float32]) -> ov.Node:
+def encode_int4(weight: NDArray[np.float32], group_size: int = INT4_GROUP_SIZE) -> ov.Node:
     """Return a node that gives *weight* [outputs, inputs] in float32, stored in 4 bits with a scale per group.
 
-    A group is 64 inputs, or all of them where 64 does not divide them; the scale's sign lets the whole range of -8 to 7
-    be used.
+    A group is *group_size* inputs, or all of them where it does not divide them; the scale's sign lets the whole range
+    of -8 to 7 be used.
     """
     num_outputs, num_inputs = weight.shape
-    group = INT4_GROUP_SIZE if num_inputs % INT4_GROUP_SIZE == 0 else num_inputs
+    group = group_size if num_inputs % group_size == 0 else num_inputs
     grouped = weight.reshape(num_outputs, num_inputs // group, group)
     low, high = grouped.min(axis=2, keepdims=True), grouped.max(axis=2, keepdims=True)
     scales = _nonzero(np.where(-low >= high, low, high) / _INT4_MIN)
