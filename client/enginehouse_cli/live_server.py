@@ -111,13 +111,20 @@ class TritonLiveServer:
         release_models.retract_release(self._repository, release)
 
     def load(self, release: Release) -> float:
-        """Load the release's models, parts first; on failure unload what did load, and raise the server's reason."""
+        """Load the release's models, parts first, and let them answer once: an engine's first step is a slow one.
+
+        On failure unload what did load, and raise the server's reason.
+        """
+        started_s = time.perf_counter()
         try:
-            return sum(self._administration.load(model) for model in release.models)
+            for model in release.models:
+                self._administration.load(model)
+            self._ask_pipeline(release)
         except EnginehouseError:
             with contextlib.suppress(EnginehouseError):
                 self.unload(release)
             raise
+        return time.perf_counter() - started_s
 
     def unload(self, release: Release) -> None:
         """Unload the release's models, the ensemble over them first."""
@@ -134,16 +141,19 @@ class TritonLiveServer:
         engine = release.model(TENSORRT_LLM.name)
         if (found := self._administration.parameters(engine).get("build_digest")) != release.build_id:
             raise PromotionError(f"`{engine}` says it serves build {found}, not {release.build_id}.")
+        if not self._ask_pipeline(release):
+            msg = f"{release.name} failed its check: `{release.model(ENSEMBLE.name)}` answered without any text."
+            raise PromotionError(msg)
+
+    def _ask_pipeline(self, release: Release) -> str:
         pipeline = release.model(ENSEMBLE.name)
         try:
             with Client(self._state.grpc_url) as client:
-                text = client.generate(
+                return client.generate(
                     _CHECK_PROMPT, max_tokens=3, min_tokens=2, model=pipeline, timeout_s=_CHECK_TIMEOUT_S
                 ).text
         except EnginehouseError as error:
-            raise PromotionError(f"{release.name} failed its check through `{pipeline}`: {error}") from error
-        if not text:
-            raise PromotionError(f"{release.name} failed its check: `{pipeline}` answered without any text.")
+            raise PromotionError(f"{release.name} does not answer through `{pipeline}`: {error}") from error
 
     # ---- the stable names ----
 
@@ -238,7 +248,9 @@ class TritonLiveServer:
             try:
                 with Client(self._state.grpc_url) as client:
                     request_id = _request_id(release, low, high)
-                    answer = client.generate(_CHECK_PROMPT, max_tokens=1, request_id=request_id, timeout_s=30.0)
+                    answer = client.generate(
+                        _CHECK_PROMPT, max_tokens=1, request_id=request_id, timeout_s=_CHECK_TIMEOUT_S
+                    )
             except (OverloadedError, LedgerUnavailableError):
                 return sent_s  # the front door has no room for the question; its table and the pins were compared
             if answer.build_id == release.build_id:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.promotions import served_house
+from tests.support.promotions import House, served_house
 from tests.support.steady_load import SteadyLoad, learn_answers
 
 from enginehouse_backends.server.administration import TritonAdministration
 from enginehouse_backends.server.release_models import publish_release, read_routes
+from enginehouse_backends.server.supervisor import write_state
 from enginehouse_builders.promotion.book import ReleaseBook
 from enginehouse_builders.promotion.lock import exclusive
 from enginehouse_client import Client
 from enginehouse_contract.errors import PromotionError
 from enginehouse_contract.manifest import read_manifest
+from enginehouse_contract.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.promotions import House
 
 pytestmark = [pytest.mark.integration, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -144,8 +147,6 @@ def test_a_build_that_does_not_load_leaves_the_old_one_serving(house: House, sec
     manifest = json.loads((broken / "manifest.json").read_text())
     weights = broken / "openvino_model.xml"
     weights.write_text("<net>")
-    import hashlib  # noqa: PLC0415
-
     record = {"num_bytes": weights.stat().st_size, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     manifest["files"]["openvino_model.xml"] = record
     manifest["build_id"] = "sha256:" + "b" * 64
@@ -162,8 +163,6 @@ def test_a_build_that_does_not_load_leaves_the_old_one_serving(house: House, sec
 
 def read_build(folder: str) -> list[Path]:
     """Return the files of a build."""
-    from pathlib import Path  # noqa: PLC0415
-
     return [path for path in Path(folder).iterdir() if path.is_file()]
 
 
@@ -237,10 +236,55 @@ def test_a_slow_canary_is_rolled_back_by_itself(house: House, smollm2_build: Pat
         time.sleep(0.2)
 
 
+def test_with_memory_for_one_the_gap_is_told(house: House, second: str) -> None:
+    """The old release goes first; the command says so before, and how long nobody answered after."""
+    done = house.run("promote", second, *OVERRIDE, "--swap", "unload-first", "--json")
+
+    assert done.code == 0, done.err
+    assert "the old release is unloaded first. Nobody answers in between" in done.err
+    assert done.row["gap_s"] > 0
+    assert set(answering(house).values()) == {done.row["release"]}
+
+
+def test_a_release_whose_build_was_deleted(house: House, second: str, tmp_path: Path) -> None:
+    """It cannot come back, and the error says what to build again."""
+    copy = tmp_path / "copy"
+    shutil.copytree(second, copy)
+    name = house.run("promote", str(copy), "--stage", "staging", "--json").row["release"]
+    house.run("promote", "r1", "--stage", "staging")
+    shutil.rmtree(copy)
+    refused = [house.run("promote", name, *OVERRIDE), house.run("rollback", "--to", name)]
+
+    assert [done.code for done in refused] == [1, 1]
+    assert all(f"the build of {name} was deleted" in done.err for done in refused)
+    (row,) = [row for row in house.run("releases", "--json").row if row["release"] == name]
+    assert row["state"] == "build deleted"
+
+
+def test_a_server_that_died_in_the_middle_starts_with_what_was_in_production(
+    smollm2_build: Path, second: str, tmp_path: Path
+) -> None:
+    """The change that was cut short is undone when the server starts again, and it says so."""
+    home = tmp_path / "home"
+    with served_house(home, smollm2_build) as house:
+        assert house.run_killed("switching", "promote", second, *OVERRIDE).code == -9
+    with served_house(home, None) as house:
+        assert set(answering(house).values()) == {"r1"}
+        shown = house.run("stage", "show", "--json").row
+        assert (shown["unfinished"], shown["production"]["release"]) == (None, "r1")
+        record_other_server(house)
+        other = house.run("rollback", "--to", "r1")
+        assert other.code == 1
+        assert "serves another repository" in other.err
+
+
+def record_other_server(house: House) -> None:
+    """Make the state file name a port that its server does not have."""
+    write_state(house.settings.home, replace(house.state, grpc_port=house.state.http_port))
+
+
 def test_no_server_no_promotion(tmp_path: Path, second: str) -> None:
     """Exit code 3 and what to do, and no traceback."""
-    from tests.support.promotions import House, Settings  # noqa: PLC0415
-
     done = House(Settings(home=tmp_path / "empty")).run("promote", second)
     assert done.code == 3
     assert "start one with `enginehouse serve`" in done.err

@@ -85,11 +85,12 @@ class House:
 
 
 @contextmanager
-def served_house(home: Path, build: Path, *flags: str) -> Iterator[House]:
-    """Run `enginehouse serve` on a build until the end of the block."""
+def served_house(home: Path, build: Path | None) -> Iterator[House]:
+    """Run `enginehouse serve` on a build, or on what is in production, until the end of the block."""
     settings = Settings(home=home)
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
-    process = _start(settings, [_COMMAND, "serve", str(build), *ports, *_PARAMETERS, *flags])
+    wanted = () if build is None else (str(build), *_PARAMETERS)
+    process = _start(settings, [_COMMAND, "serve", *wanted, *ports])
     try:
         deadline_s = time.monotonic() + 120
         while read_state(home) is None:
