@@ -19,7 +19,7 @@ from enginehouse_backends.server.supervisor import ServerOptions, TritonServer
 from enginehouse_backends.tokenization.chat import render_chat
 from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_client._errors import FOREIGN_ERRORS, error_of_message, map_exception
-from enginehouse_contract.errors import BuildError, EngineFailureError
+from enginehouse_contract.errors import BuildError, ConfigurationError, EngineFailureError, refusal
 from enginehouse_contract.model_config import MODEL_VERSION, make_config
 from enginehouse_contract.settings import Settings
 from enginehouse_contract.tensors import TENSORRT_LLM
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 _TIMEOUT_S: Final = 300.0
 _LOAD_TIMEOUT_S: Final = 600.0
+_NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"  # Triton's own words
 _DTYPES: Final = {"INT32": np.int32, "FP32": np.float32}
 
 
@@ -216,6 +217,9 @@ class ShadowModels(_Encoders):
         try:
             stub.RepositoryModelLoad(message, timeout=_LOAD_TIMEOUT_S)
         except FOREIGN_ERRORS as error:
+            if _NOT_EXPLICIT in str(error):
+                hint = "Start it with --model-control-mode=explicit."
+                raise ConfigurationError(refusal("--url", "must name a server in explicit mode", hint=hint)) from error
             raise map_exception(error, self._target) from error
 
     def _unload(self, stub: Any, model: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.broken_builds import scramble_scales
 
+from enginehouse_backends.server.repository import render_repository
+from enginehouse_backends.server.supervisor import ServerOptions, TritonServer
 from enginehouse_builders.cpu.build import BuildOptions, build_engine
 from enginehouse_builders.gates import describe_host, latest_record
 from enginehouse_builders.gates.run import GateOptions, GateRun
@@ -123,6 +125,28 @@ def test_the_command_keeps_a_record_that_promotion_finds(
     assert shown["passed"] is True
     assert kept is not None
     assert [result["gate"] for result in shown["results"]] == [result.gate for result in kept.results]
+
+
+class _FixedServer(TritonServer):
+    """A server that loads what its repository holds and takes no model from a client."""
+
+    def _flags(self, *arguments: Any) -> list[str]:
+        flags = super()._flags(*arguments)
+        return [flag for flag in flags if not flag.startswith(("--load-model", "--model-control-mode"))]
+
+
+def test_a_server_that_loads_nothing_on_request_is_no_place_for_gates(
+    smollm2_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The advice is about the server; the build is not blamed."""
+    settings = Settings(home=tmp_path / "server", accounting="off")
+    render_repository(settings.repository_dir, smollm2_build)
+    monkeypatch.setenv("ENGINEHOUSE_HOME", str(tmp_path / "gates-home"))
+    with _FixedServer(settings, ServerOptions(settings.repository_dir)) as fixed:
+        assert fixed.state is not None
+        assert run(["gate", str(smollm2_build), "--url", fixed.state.grpc_url]) == 1
+    assert "--model-control-mode=explicit" in capsys.readouterr().err
+    assert not (tmp_path / "gates-home" / "gates").exists()
 
 
 @pytest.mark.parametrize(
