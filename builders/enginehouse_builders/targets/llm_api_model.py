@@ -2,8 +2,8 @@
 
 This file is copied into a build as `triton/tensorrt_llm/1/model.py`; it is one file because Triton loads one, and needs
 nothing of Enginehouse: numpy, PyYAML and TensorRT-LLM 1.2 or newer. The parameter `gpt_model_path` names the build. A
-request of n rows yields n independent streams; a streamed response carries new tokens only. One event loop answers every
-request, so nothing here is locked.
+request of n rows yields n independent streams; a streamed response carries new tokens only. One event loop answers all
+requests, so nothing here is locked.
 """
 
 from __future__ import annotations
@@ -149,10 +149,18 @@ class TritonPythonModel:
             asyncio.run_coroutine_threadsafe(self._answer(Answer(request), inputs), self._loop)
 
     def finalize(self) -> None:
-        """End the event loop, then the LLM."""
+        """End what is in flight, the event loop, then the LLM."""
+        asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
         self._llm.shutdown()
+
+    async def _drain(self) -> None:
+        for answer in self._in_flight:
+            answer.abort()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     async def _answer(self, answer: Answer, inputs: dict[str, Any]) -> None:
         codes = pb_utils.TritonError
@@ -193,6 +201,8 @@ class TritonPythonModel:
 
     async def _generate(self, answer: Answer, row: Row, row_index: int | None) -> None:
         """Generate one row. The LLM always streams, so that stop words of several tokens are seen as they appear."""
+        if answer.sender is None:  # the client left, or another row was refused, before this one began
+            return
         output = self._llm.generate_async(
             inputs={"prompt_token_ids": row.prompt},
             sampling_params=SamplingParams(**row.sampling),
@@ -226,7 +236,7 @@ class TritonPythonModel:
             return None
         if task_id > len(self._adapters):
             raise RefusedError(f"`lora_task_id` names no adapter; limit {len(self._adapters)}, given {task_id}.")
-        return LoRARequest(f"adapter-{task_id}", task_id, self._adapters[task_id - 1])
+        return LoRARequest(lora_name=f"adapter-{task_id}", lora_int_id=task_id, lora_path=self._adapters[task_id - 1])
 
 
 def read_rows(inputs: dict[str, Any], max_input_len: int, max_seq_len: int, *, exclude_input: bool) -> list[Row]:
