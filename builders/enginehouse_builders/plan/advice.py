@@ -26,14 +26,15 @@ _TENSOR_RANKS: Final = (2, 4, 8, 16)
 _BATCH_TO_COMPARE: Final = 32
 _FAR_OVER_NEED: Final = 4
 _PRECISE_FIRST: Final = (
-    WeightQuantization.INT8,
     WeightQuantization.FP8,
+    WeightQuantization.INT8,
     WeightQuantization.INT8_SMOOTHQUANT,
     WeightQuantization.INT4_AWQ,
     WeightQuantization.NVFP4,
     WeightQuantization.INT4_GPTQ,
     WeightQuantization.INT4,
 )
+_FP8_WEIGHTS: Final = frozenset({WeightQuantization.FP8, WeightQuantization.NVFP4, WeightQuantization.AS_IN_FILE})
 _SMALL_KV: Final = {"cpu": KvType.U8, "tensorrt_llm": KvType.FP8, "tensorrt_llm_pytorch": KvType.FP8}
 
 
@@ -59,7 +60,7 @@ def warnings_of(
 ) -> tuple[PlanWarning, ...]:
     """Return the known mistakes of a plan, those that keep it from working first."""
     found = [
-        *_fit(shape, request, memory, device),
+        *_fit(shape, request, memory, device, workload),
         *_window(shape, request),
         *_architecture(spec, shape, request, device),
         *_draft(shape, request),
@@ -72,7 +73,9 @@ def warnings_of(
     return tuple(sorted(found, key=lambda warning: order[warning.severity]))
 
 
-def _fit(shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: Device) -> Iterator[PlanWarning]:
+def _fit(
+    shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: Device, workload: Workload
+) -> Iterator[PlanWarning]:
     if memory.fits:
         return
     available = memory.available_bytes
@@ -85,8 +88,7 @@ def _fit(shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: 
     longest = memory.num_kv_tokens // request.max_beam_width
     if longest >= request.tokens_per_block:
         ways.append(f"set `limits.max_seq_len` to {longest:,} at most")
-    if (smaller := _smaller_that_fits(shape, request, memory, device)) is not None:
-        ways.append(smaller)
+    ways += _smaller_that_fit(shape, request, memory, device, workload.num_input_tokens + workload.num_output_tokens)
     if not device.is_cpu and (more := _ranks_that_fit(shape, request, available)) is not None:
         ways.append(f"spread it over {more.world_size} GPUs (`parallelism.tensor: {more.tensor}`)")
     if not ways:
@@ -97,23 +99,41 @@ def _fit(shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: 
     yield PlanWarning("does_not_fit", "error", message, "; or ".join(ways))
 
 
-def _smaller_that_fits(shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: Device) -> str | None:
-    """The most precise quantization that fits, with the KV type as it is or smaller."""
-    now, _ = weight_bits(shape, request)
-    for kv in dict.fromkeys((request.kv, _SMALL_KV[request.target])):
-        if not _takes_kv(kv, device):
-            continue
-        methods = [request.weights, *(one for one in _PRECISE_FIRST if _takes_weights(one, request, device))]
-        for method in methods:
-            changed = replace(request, weights=method, kv=kv)
-            is_same = method is request.weights
-            if (not is_same and weight_bits(shape, changed)[0] >= now) or (is_same and kv is request.kv):
+def _smaller_that_fit(
+    shape: ModelShape, request: MemoryRequest, memory: MemoryPlan, device: Device, need: int
+) -> Iterator[str]:
+    """The most precise weights that fit with sequences as long as asked for, and those with as long as needed."""
+    enough = _rounded(2 * need)
+    found: list[WeightQuantization] = []
+    lengths = [request.max_seq_len]
+    if memory.num_kv_tokens < enough < request.max_seq_len:
+        lengths.append(enough)
+    for seq_len in lengths:
+        for changed in _smaller(shape, request, device):
+            if (
+                changed.weights in found
+                or not plan_memory(shape, replace(changed, max_seq_len=seq_len), memory.available_bytes).fits
+            ):
                 continue
-            if plan_memory(shape, changed, memory.available_bytes).fits:
-                parts = [] if is_same else [f"`quantization.weights: {method.value}`"]
-                parts += [] if kv is request.kv else [f"`kv_cache.dtype: {kv.value}`"]
-                return f"set {' and '.join(parts)}"
-    return None
+            found.append(changed.weights)
+            parts = [] if changed.weights is request.weights else [f"`quantization.weights: {changed.weights.value}`"]
+            parts += [] if changed.kv is request.kv else [f"`kv_cache.dtype: {changed.kv.value}`"]
+            parts += [] if seq_len == request.max_seq_len else [f"`limits.max_seq_len: {seq_len}`"]
+            yield f"set {' and '.join(parts)}"
+            break
+
+
+def _smaller(shape: ModelShape, request: MemoryRequest, device: Device) -> Iterator[MemoryRequest]:
+    """What the target and the device take that is smaller, the most precise first; none that conflicts."""
+    now, _ = weight_bits(shape, request)
+    for method in (request.weights, *_PRECISE_FIRST):
+        if method is not request.weights and not _takes_weights(method, request, device):
+            continue
+        for kv in dict.fromkeys((request.kv, _SMALL_KV[request.target])):
+            changed = replace(request, weights=method, kv=kv)
+            is_smaller = weight_bits(shape, changed)[0] < now if method is not request.weights else kv is not request.kv
+            if is_smaller and _takes_kv(changed, device):
+                yield changed
 
 
 def _ranks_that_fit(shape: ModelShape, request: MemoryRequest, available_bytes: int) -> Parallelism | None:
@@ -133,9 +153,12 @@ def _takes_weights(method: WeightQuantization, request: MemoryRequest, device: D
     return device.sm is None or low <= device.sm <= high
 
 
-def _takes_kv(kv: KvType, device: Device) -> bool:
-    low, high = KV_SM.get(kv, (0, 999))
-    return device.sm is None or low <= device.sm <= high
+def _takes_kv(request: MemoryRequest, device: Device) -> bool:
+    """Whether the device has kernels for the KV type, and the engine keeps its paged attention with it."""
+    low, high = KV_SM.get(request.kv, (0, 999))
+    has_kernels = device.sm is None or low <= device.sm <= high
+    loses_paging = request.target == "tensorrt_llm" and request.kv is KvType.FP8 and request.weights not in _FP8_WEIGHTS
+    return has_kernels and not loses_paging
 
 
 def _window(shape: ModelShape, request: MemoryRequest) -> Iterator[PlanWarning]:
@@ -217,7 +240,7 @@ def _need(memory: MemoryPlan, request: MemoryRequest, workload: Workload) -> Ite
             "raise it, or plan for a shorter workload (--input-tokens, --output-tokens)",
         )
     if memory.fits and request.max_seq_len >= _FAR_OVER_NEED * need:
-        enough = min(-(-2 * need // 1024) * 1024, request.max_seq_len)
+        enough = min(_rounded(2 * need), request.max_seq_len)
         yield PlanWarning(
             "max_seq_len_far_over_need",
             "note",
@@ -254,6 +277,11 @@ def _cost(*, is_cost_known: bool) -> Iterator[PlanWarning]:
             "nobody said what this device costs, so the cost of a token is not known",
             'set `costs.machine_hour: "2.50"` in the spec, or give --machine-hour',
         )
+
+
+def _rounded(num_tokens: int) -> int:
+    """Up to whole kilotokens."""
+    return -(-num_tokens // 1024) * 1024
 
 
 def gb(num_bytes: float) -> str:

@@ -27,8 +27,8 @@ _CPU_BATCH: Final = 32  # beyond it a CPU only makes each sequence slower
 _BATCHES: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 _WEIGHTS_COMMENT: Final = {
-    "as_in_file": "as the file has them; int8 and int4 are smaller or larger, see `enginehouse plan`",
-    "int8": "half of 16 bits, nearly exact; int4 is half as large again",
+    "as_in_file": "as the file has them, exactly",
+    "int8": "half of 16 bits, nearly exact; int4 takes about half of that again",
     "int4": "a quarter of 16 bits; pass the numeric gate before you promote it",
     "fp8": "half of 16 bits, and its products are twice as fast on this GPU",
     "nvfp4": "a quarter of 16 bits, for Blackwell; pass the numeric gate before you promote it",
