@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     Location = tuple[str | int, ...]
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MAX_DEPTH: Final = 16
+_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[Location, int]]:
@@ -22,6 +23,7 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[Location, int
     Raises :class:`SpecError` for text that is not YAML, not one mapping, or names a key twice.
     """
     try:
+        _refuse_tricks(text, where)
         node = yaml.compose(text, Loader=_Loader)
         if not isinstance(node, yaml.MappingNode):
             hint = "write `key: value` lines; `enginehouse spec init MODEL` makes a file to start from"
@@ -51,6 +53,18 @@ def line_of(lines: dict[Location, int], location: Location) -> int | None:
         if location[:end] in lines:
             return lines[location[:end]]
     return None
+
+
+def _refuse_tricks(text: str, where: str) -> None:
+    """Aliases (which can be endless, or grow without bound) and nesting that no spec has."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise SpecError(where, [Problem("", "a spec has no YAML aliases (`*name`); write the value out.", line)])
+        if depth > _MAX_DEPTH:
+            raise SpecError(where, [Problem("", f"is nested more than {_MAX_DEPTH} deep, which no spec is.", line)])
 
 
 def _walk(node: yaml.Node, location: Location) -> Iterator[tuple[Location, int]]:
