@@ -47,5 +47,11 @@ def _script(words: str, work: Workspace) -> str:
     folder = work.folder.absolute()
     home, spec = shlex.quote(str(folder / "reproduce")), shlex.quote(str(folder / SPEC_FILE))
     comment = "\n".join(f"# {line}" for line in words.splitlines())
-    about = "# Builds again from the first step, in a state folder of its own; the store is not touched."
-    return f"#!/bin/sh\n{comment}\n{about}\nrm -rf {home}\nENGINEHOUSE_HOME={home} exec {shlex.quote(sys.executable)} -m enginehouse_cli build {spec}\n"
+    lines = (
+        "#!/bin/sh",
+        comment,
+        "# Builds again from the first step, in a state folder of its own; the store is not touched.",
+        f"rm -rf {home}",
+        f"ENGINEHOUSE_HOME={home} exec {shlex.quote(sys.executable)} -m enginehouse_cli build {spec}",
+    )
+    return "\n".join(lines) + "\n"

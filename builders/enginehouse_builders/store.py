@@ -47,17 +47,21 @@ def folder_of(store_dir: Path, build_id: str) -> Path:
     return store_dir / build_id.replace(":", "-")[: len("sha256-") + _NUM_ID_CHARS]
 
 
+def build_folders(store_dir: Path) -> list[Path]:
+    """Return the folders of finished builds, damaged ones included, by name."""
+    check_version(store_dir)
+    return sorted(path.parent for path in store_dir.glob(f"*/{MANIFEST_FILE}") if not path.parent.name.startswith("."))
+
+
 def list_builds(store_dir: Path) -> list[StoredBuild]:
     """Return the finished builds, newest first; folders that are none are passed over.
 
     Raises :class:`ConfigurationError` for a store that a newer Enginehouse wrote.
     """
-    check_version(store_dir)
     found = []
-    for folder in store_dir.glob(f"*/{MANIFEST_FILE}"):
-        if not folder.parent.name.startswith("."):
-            with contextlib.suppress(BuildIntegrityError):
-                found.append(StoredBuild(folder.parent, read_manifest(folder.parent)))
+    for folder in build_folders(store_dir):
+        with contextlib.suppress(BuildIntegrityError):
+            found.append(StoredBuild(folder, read_manifest(folder)))
     return sorted(found, key=lambda build: build.manifest.created_at, reverse=True)
 
 
@@ -150,6 +154,18 @@ def publish(scratch: Path, folder: Path) -> None:
     except OSError as error:
         if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
             raise
+
+
+def adopt_build(build_dir: Path, store_dir: Path) -> StoredBuild:
+    """Move a finished build that was made elsewhere on this host into the store, its files checked by size.
+
+    Raises :class:`BuildIntegrityError` for a damaged one, :class:`BuildError` when it cannot be moved.
+    """
+    manifest = verify_build(build_dir, digests=False)
+    with publishing(store_dir, manifest.build_id) as scratch:
+        for path in sorted(build_dir.iterdir()):
+            shutil.move(path, scratch / path.name)
+    return StoredBuild(folder_of(store_dir, manifest.build_id), manifest)
 
 
 def is_sound(build_dir: Path) -> bool:

@@ -218,7 +218,7 @@ def run_children(targets: list[tuple[Path, Path, str | None]]) -> list[int | Non
 
 @pytest.mark.slow
 def test_a_build_killed_in_any_step_is_never_seen_and_resumes(model: Path, store: Path, tmp_path: Path) -> None:
-    """A builder killed at the beginning of each step in turn, on one store, ends with the bytes of an undisturbed one."""
+    """A builder killed at the beginning of each step in turn ends with the bytes of an undisturbed one."""
     for step in STEPS_ALL[1:]:
         assert run_children([(model, store, step)]) == [-signal.SIGKILL]
         assert len(leftovers(store)) == 1
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_while_writing_is_noticed(model: Path, store: Path, mo
         os.truncate(weights, weights.stat().st_size // 2)
 
     monkeypatch.setattr(ov, "save_model", save_half)
-    with pytest.raises(BuildError, match="cannot be written.*The step `convert` failed; its log is .*build.log"):
+    with pytest.raises(BuildError, match=r"cannot be written.*The step `convert` failed; its log is .*build\.log"):
         build_engine(BuildOptions(model=model), store)
     assert list_builds(store) == []
     monkeypatch.undo()
