@@ -60,7 +60,7 @@ def _refuse_tricks(text: str, where: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.AliasEvent):
             raise SpecError(where, [Problem("", "a spec has no YAML aliases (`*name`); write the value out.", line)])
         if depth > _MAX_DEPTH:
