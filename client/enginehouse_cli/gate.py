@@ -72,7 +72,7 @@ def gate(
 
     settings = load_settings()
     found = find_build(settings.store_dir, fetch_if_remote(build))
-    reference = None if against is None else find_build(settings.store_dir, against)
+    reference = None if against is None else find_build(settings.store_dir, fetch_if_remote(against))
     options = _options(settings, prompts, None if spec is None else _read_spec(spec))
     tools = _tools(settings, url, found)
     watch = Stopwatch.start()
