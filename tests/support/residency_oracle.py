@@ -24,7 +24,8 @@ class Oracle:
 
     def state(self, engine: str) -> str:
         after = {"load": "loading", "loaded": "ready", "unload": "unloading", "unloaded": "absent",
-                 "load failed": "absent", "unload failed": "ready", "lost": "unloading"}  # fmt: skip
+                 "load failed": "absent", "unload failed": "ready", "lost": "unloading",
+                 "clear failed": "ready"}  # fmt: skip
         states = [after[event] for event, name, _, _ in self.log if name == engine and event in after]
         return states[-1] if states else "absent"
 
@@ -184,9 +185,13 @@ class Simulation:
         if self.rng.random() < 0.2:
             self.note(f"{action.kind} failed", name)
             told = self.policy.failed(name, "broken", self.now_s)
-            assert set(told) == (waiting if action.kind == "load" else set())
-            for key in told:
-                self.note("refused", name, key)
+            assert set(told) == waiting
+            for key, outcome in told.items():
+                assert isinstance(outcome, Lease) == (action.kind != "load")
+                if isinstance(outcome, Lease):
+                    self.note_leases({key: outcome}, name)
+                else:
+                    self.note("refused", name, key)
         elif action.kind == "load":
             self.note("loaded", name)
             granted = self.policy.loaded(name, self.now_s)
@@ -225,6 +230,7 @@ class Simulation:
         }
         assert policy.num_resident_bytes == oracle.num_bytes("loading", "ready", "unloading")
         assert policy.num_resident_bytes <= self.limits.memory_budget_bytes
+        assert all(oracle.state(name) != "ready" for name, _, _ in oracle.waiting())
         wakeup_s = policy.next_wakeup_s(self.now_s)
         ends_s = [since_s + self.limits.max_wait_s for _, _, since_s in oracle.waiting()]
         assert wakeup_s is not None or not ends_s

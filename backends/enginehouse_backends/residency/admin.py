@@ -40,6 +40,15 @@ class OwnServer:
         with self._open() as server:
             server.unload(engine, timeout_s=_UNLOAD_TIMEOUT_S)
 
+    def clear(self, engine: str) -> None:
+        """Unload a model whose process is gone, so that it can be loaded anew.
+
+        Triton waits for the requests that were in flight, and those of a dead process never end: it says UNLOADING for
+        ever, and loads the model all the same.
+        """
+        with self._open() as server:
+            server.begin_unload(engine)
+
     def _open(self) -> TritonAdministration:
         url = self._grpc_url()
         if url is None:

@@ -54,6 +54,10 @@ class EngineAdmin(Protocol):
         """Unload a model; its memory is free on return."""
         ...
 
+    def clear(self, engine: str) -> None:
+        """Unload a model whose process is gone, so that it can be loaded anew."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
@@ -171,7 +175,7 @@ class ResidentEngines:
         else:
             wait.lease.set_result(outcome)
 
-    def _resolve_all(self, outcomes: Mapping[str, Lease] | Mapping[str, EnginehouseError]) -> None:
+    def _resolve_all(self, outcomes: Mapping[str, Lease | EnginehouseError]) -> None:
         for key, outcome in outcomes.items():
             self._resolve(key, outcome)
 
@@ -254,7 +258,7 @@ class ResidentEngines:
     def _perform(self, action: Action) -> None:
         failure: Exception | None = None
         try:
-            (self._admin.load if action.kind == "load" else self._admin.unload)(action.engine)
+            getattr(self._admin, action.kind)(action.engine)
         except Exception as error:  # noqa: BLE001 - those who wait must be told, whatever it was
             failure = error
         with self._changed:

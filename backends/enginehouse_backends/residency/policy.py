@@ -17,7 +17,7 @@ from enginehouse_backends.residency.records import Action, Lease, ManagedEngine,
 from enginehouse_contract.errors import ConfigurationError, EngineUnavailableError, OverloadedError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from enginehouse_backends.residency.records import ResidencyLimits, State
     from enginehouse_contract.errors import EnginehouseError
@@ -153,11 +153,12 @@ class ResidencyPolicy:
         tracked = self._tracked[name]
         tracked.state = "absent"
         tracked.num_in_flight = 0
+        tracked.not_before_s = -math.inf
         if not tracked.is_wanted:
             del self._tracked[name]
 
-    def failed(self, name: str, reason: str, now_s: float) -> dict[str, EnginehouseError]:
-        """The running action on an engine failed; return the keys that waited, each with its error.
+    def failed(self, name: str, reason: str, now_s: float) -> Mapping[str, Lease | EnginehouseError]:
+        """The running action on an engine failed; return the keys that waited, each with its error or its lease.
 
         After a failed load the engine is absent, after a failed unload ready as before; either is not tried again for
         ``failure_pause_s``.
@@ -166,12 +167,12 @@ class ResidencyPolicy:
         if tracked.state == "unloading":
             tracked.state = "ready"
             tracked.not_before_s = now_s + self.limits.failure_pause_s
-            return {}
+            return {key: self._grant(tracked, now_s) for key in self._drop_waiters(tracked)}
         tracked.state = "absent"
         tracked.not_before_s = now_s + self.limits.failure_pause_s
         tracked.last_failure = reason
         error = EngineUnavailableError(f"the engine `{name}` did not load: {reason.rstrip('.')}.")
-        failed: dict[str, EnginehouseError] = dict.fromkeys(self._drop_waiters(tracked), error)
+        failed: dict[str, Lease | EnginehouseError] = dict.fromkeys(self._drop_waiters(tracked), error)
         if not tracked.is_wanted:
             del self._tracked[name]
         return failed
@@ -183,7 +184,7 @@ class ResidencyPolicy:
             return None
         tracked.num_in_flight = 0
         tracked.load_number += 1  # voids the leases
-        return self._begin("unload", tracked, now_s)
+        return self._begin("clear", tracked, now_s)
 
     def is_only_lease(self, lease: Lease) -> bool:
         """Return whether a valid lease is the only one on its engine."""
@@ -207,7 +208,7 @@ class ResidencyPolicy:
         tracked.last_used_s = now_s
         return Lease(tracked.engine.name, tracked.load_number)
 
-    def _begin(self, kind: Literal["load", "unload"], tracked: TrackedEngine, now_s: float) -> Action:
+    def _begin(self, kind: Literal["load", "unload", "clear"], tracked: TrackedEngine, now_s: float) -> Action:
         tracked.state = "loading" if kind == "load" else "unloading"
         tracked.began_s = now_s
         return Action(kind, tracked.engine.name)
@@ -283,5 +284,6 @@ def _check(limits: ResidencyLimits, engines: list[ManagedEngine]) -> None:
         )
     for engine in engines:
         if not engine.is_pinned and pinned + engine.num_bytes > budget:
-            problem = f"does not hold `{engine.name}` beside the pinned services ({pinned} bytes)"
+            beside = f" beside the pinned services ({pinned} bytes)" if pinned else ""
+            problem = f"does not hold `{engine.name}`{beside}"
             raise ConfigurationError(refusal("memory_budget", problem, limit=f"{budget} bytes", given=engine.num_bytes))

@@ -32,9 +32,12 @@ class ResidencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do next; the policy counts it as begun. Report its end by ``loaded``, ``unloaded`` or ``failed``."""
+    """What to do next; the policy counts it as begun. Report its end by ``loaded``, ``unloaded`` or ``failed``.
 
-    kind: Literal["load", "unload"]
+    ``clear`` unloads an engine whose process is gone: there is nothing to wait for.
+    """
+
+    kind: Literal["load", "unload", "clear"]
     engine: str
 
 

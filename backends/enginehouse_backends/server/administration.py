@@ -85,12 +85,16 @@ class TritonAdministration:
 
     def unload(self, model: str, *, timeout_s: float = 60.0) -> None:
         """Unload a model and wait until it is gone: requests in flight end first."""
-        self._change("unload", model)
+        self.begin_unload(model)
         deadline_s = time.monotonic() + timeout_s
         while (state := self.models().get(model)) is not None and state.holds_memory:
             if time.monotonic() >= deadline_s:
                 raise PromotionError(f"model `{model}` did not unload within {timeout_s:g} s ({state.state}).")
             time.sleep(_POLL_S)
+
+    def begin_unload(self, model: str) -> None:
+        """Unload a model without waiting until it is gone."""
+        self._change("unload", model)
 
     def parameters(self, model: str) -> dict[str, str]:
         """Return the parameters of a loaded model as the server holds them; empty when it is not loaded."""

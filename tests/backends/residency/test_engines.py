@@ -52,6 +52,9 @@ class ScriptedServer:
         self.loaded.discard(engine)
         self.done.append(f"unload {engine}")
 
+    def clear(self, engine: str) -> None:
+        self.done.append(f"clear {engine}")
+
     def call(
         self, model_name: str, inputs: Any, outputs: Any, *, request_id: str, parameters: Any = None
     ) -> Iterator[Any]:
@@ -199,7 +202,7 @@ def test_an_engine_unloaded_by_hand_is_loaded_again(house: House) -> None:
     house.server.loaded.clear()
 
     assert len(list(house.ask("a"))) == 2
-    assert house.server.done[-2:] == ["unload a", "load a"]
+    assert house.server.done[-2:] == ["clear a", "load a"]
 
 
 def test_a_dead_engine_is_seen_by_the_liveness_check_while_streams_hang_on_it(house: House) -> None:

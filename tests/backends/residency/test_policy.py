@@ -160,7 +160,7 @@ def test_a_lost_engine_is_cleared_and_its_leases_are_void() -> None:
     policy.enter("a", "a", 0.0)
     (old,) = load(policy, "a", 0.0).values()
 
-    assert policy.lost("a", 1.0) == Action("unload", "a")
+    assert policy.lost("a", 1.0) == Action("clear", "a")
     assert policy.lost("a", 1.0) is None
     policy.enter("a", "b", 1.5)
     policy.unloaded("a")
