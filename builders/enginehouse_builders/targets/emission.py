@@ -30,6 +30,8 @@ from enginehouse_contract.settings import load_settings
 from enginehouse_contract.tensors import TENSORRT_LLM
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from enginehouse_builders.spec.model import Spec
     from enginehouse_builders.targets.emitted import TargetPlan
     from enginehouse_contract.manifest import Target
@@ -147,11 +149,12 @@ def _record(spec: Spec, plan: TargetPlan) -> dict[str, Any]:
         "weight_precision": plan.weight_precision,
         "kv_precision": plan.kv_precision,
         "limits": dataclasses.asdict(plan.limits),
-        "calibration_sha256": _calibration_digest(spec) if plan.needs_calibration else None,
+        "calibration_sha256": _digest(calibration_samples(spec)) if plan.needs_calibration else None,
+        "generated_sha256": _digest(f"{name}\n{text}" for name, text in sorted(plan.files.items())),
         "tokenizer_files": list(TOKENIZER_FILES),
         "packages": list(plan.packages),
     }
 
 
-def _calibration_digest(spec: Spec) -> str:
-    return hashlib.sha256("\n".join(calibration_samples(spec)).encode()).hexdigest()
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pprint
+import json
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -38,5 +38,14 @@ def _template(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _literal(value: dict[str, Any]) -> str:
-    return pprint.pformat(value, width=100, sort_dicts=False)
+def _literal(value: Any, indent: str = "") -> str:
+    """Return a Python literal; a dictionary has a line for each of its items."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(item, indent) for item in value) + "]"
+    if not isinstance(value, dict) or not value:
+        return repr(value)
+    inner = indent + "    "
+    items = [f"{inner}{_literal(key)}: {_literal(item, inner)},\n" for key, item in value.items()]
+    return "{\n" + "".join(items) + indent + "}"

@@ -227,6 +227,30 @@ def test_the_same_spec_gives_the_same_files(models: Models, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("strict")
+def test_the_id_is_of_what_decides_the_bytes(models: Models, tmp_path: Path) -> None:
+    """The id is the same whatever the model's folder is called; it changes with a setting."""
+    ids = []
+    for name, limits in (("one", {}), ("two", {}), ("one", {"max_batch_size": 3})):
+        emitted = emit(make_spec(models.hugging_face(name), limits=limits), TARGET, tmp_path / f"out-{len(ids)}")
+        assert run(emitted).returncode == 0
+        ids.append(read_manifest(emitted.engine_dir).build_id)
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.usefixtures("strict")
+def test_what_a_killed_run_left_is_not_built_from(models: Models, tmp_path: Path) -> None:
+    """A checkpoint and a half-made engine of a run that was killed are made anew; other files in `--work` stay."""
+    emitted = emit(make_spec(models.hugging_face()), TARGET, tmp_path / "out")
+    for name in ("work/checkpoint/rank7.safetensors", ".engine.partial/rank7.engine", "work/mine.txt"):
+        (emitted.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (emitted.folder / name).write_bytes(b"old")
+    assert run(emitted).returncode == 0
+    assert "rank7.engine" not in verify_build(emitted.engine_dir).files
+    assert (emitted.folder / "work" / "mine.txt").is_file()
+    assert not (emitted.folder / "work" / "checkpoint").exists()
+
+
+@pytest.mark.usefixtures("strict")
 def test_an_engine_is_never_overwritten(models: Models, tmp_path: Path) -> None:
     """A second run of the script leaves the engine alone and says so; a second emission needs an empty folder."""
     spec = make_spec(models.hugging_face())
