@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from enginehouse_contract.manifest import Target
 
 _MILLION_NS: Final = 10**6 * 10**9
-_LENGTHS: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_LENGTHS: Final = (1024, 2048, 4096, 8192, 32768, 131072)
 
 
 @dataclass(frozen=True, slots=True)

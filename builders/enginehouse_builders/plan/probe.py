@@ -7,8 +7,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from enginehouse_builders.gates.host import describe_host
 from enginehouse_builders.plan.devices import CPU, Device
 
@@ -44,6 +42,8 @@ def measure_cpu(cache_dir: Path) -> Device:
 
 def _bandwidth() -> float:
     """Bytes moved per second by a copy of what no cache holds: half is read, half written."""
+    import numpy as np  # noqa: PLC0415 - slow to import, and only measured once
+
     source = np.ones(_COPY_BYTES // 8, np.float64)
     target = np.empty_like(source)
     return 2 * _COPY_BYTES / _fastest_s(lambda: np.copyto(target, source))
@@ -51,7 +51,8 @@ def _bandwidth() -> float:
 
 def _matmul_flops() -> float:
     """Operations per second of a float32 product by OpenVINO, which is what the engine computes with."""
-    import openvino as ov  # noqa: PLC0415 - slow to import, and only measured once
+    import numpy as np  # noqa: PLC0415 - as above
+    import openvino as ov  # noqa: PLC0415
     from openvino import opset16 as ops  # noqa: PLC0415
 
     rows = ops.parameter([_MATRIX, _MATRIX], np.float32)

@@ -82,8 +82,18 @@ def _target_refusals(spec: Spec, target: Target, source: SourceFormat | None) ->
     yield from _not_taken("speculation.method", target, given, (one.value for one in support.speculation))
     if target == "cpu":
         yield from _cpu_refusals(spec, source)
-    elif target == "tensorrt_llm":
+        return
+    floats = {KvType.F32, KvType.F16, KvType.BF16}
+    kv, dtype = spec.kv_cache.dtype, spec.dtype
+    if kv in floats and dtype is not ComputeType.AUTO and kv.value != dtype.value:
+        problem = "must be the compute type where it is not smaller than it"
+        yield Problem("kv_cache.dtype", refusal("kv_cache.dtype", problem, limit=dtype.value, given=kv.value))
+    if target == "tensorrt_llm":
         yield from _engine_refusals(spec)
+    elif (beams := spec.limits.max_beam_width) != 1:
+        problem = "is 1 for the target `tensorrt_llm_pytorch`"
+        hint = "Beam search needs the target `tensorrt_llm`."
+        yield Problem("limits.max_beam_width", refusal("limits.max_beam_width", problem, given=beams, hint=hint))
 
 
 def _not_taken(field: str, target: Target, given: str, takes: Iterable[str]) -> Iterator[Problem]:

@@ -8,7 +8,14 @@ from typing import Any, get_args
 import pytest
 
 from enginehouse_builders.spec.compatibility import device_refusals, refusals
-from enginehouse_builders.spec.model import KvType, SourceFormat, Spec, SpeculationMethod, WeightQuantization
+from enginehouse_builders.spec.model import (
+    ComputeType,
+    KvType,
+    SourceFormat,
+    Spec,
+    SpeculationMethod,
+    WeightQuantization,
+)
 from enginehouse_builders.spec.support import INSTEAD, SUPPORT
 from enginehouse_contract.manifest import Target
 
@@ -26,8 +33,10 @@ def test_every_target_has_its_table() -> None:
     assert set(SUPPORT) == set(get_args(Target))
     for target, given in INSTEAD:
         support = SUPPORT[target]
-        taken = {one.value for one in (*support.weights, *support.kv, *support.speculation, *support.dtypes)}
-        assert given not in taken - {"int8"} or given in {one.value for one in support.weights}
+        tables = (support.sources, support.dtypes, support.weights, support.kv, support.speculation)
+        kinds = (SourceFormat, ComputeType, WeightQuantization, KvType, SpeculationMethod)
+        known = [table for table, kind in zip(tables, kinds, strict=True) if given in {one.value for one in kind}]
+        assert any(given not in {one.value for one in table} for table in known), (target, given)
 
 
 @pytest.mark.parametrize("target", get_args(Target))
@@ -86,6 +95,8 @@ def test_speculation_is_taken_or_refused_by_name(target: Target, method: Specula
         ("tensorrt_llm", {"kv_cache": {"tokens_per_block": 48}}, "kv_cache.tokens_per_block"),
         ("tensorrt_llm", {"kv_cache": {"host_offload_bytes": 10, "reuse": False}}, "kv_cache.host_offload_bytes"),
         ("tensorrt_llm", {"lora": {"adapters": []}}, "lora.adapters"),
+        ("tensorrt_llm", {"dtype": "bf16", "kv_cache": {"dtype": "f16"}}, "kv_cache.dtype"),
+        ("tensorrt_llm_pytorch", {"limits": {"max_beam_width": 2}}, "limits.max_beam_width"),
         ("tensorrt_llm", {"limits": {"max_input_len": 9000, "max_num_tokens": 8192},
                           "scheduling": {"chunked_context": False}}, "limits.max_input_len"),
     ],
