@@ -111,7 +111,8 @@ def describe(plan: Plan) -> str:
         ("KV cache", f"{gb(memory.kv_pool_bytes)}, {memory.kv_bytes_per_token:,} bytes a token ({request.kv.value})"),
         (
             "fits at a time",
-            ", ".join(f"{num:,} of {length:,}" for length, num in plan.sequences_by_length.items()) + " tokens",
+            ", ".join(f"{num:,} of {length:,} tokens" for length, num in plan.sequences_by_length.items() if num)
+            or "none",
         ),
     ]
     if speed is not None:
@@ -121,7 +122,7 @@ def describe(plan: Plan) -> str:
             ("prefill", f"{speed.prefill_tokens_per_s:,.0f} tokens/s; first token after {speed.ttft_s * 1e3:,.0f} ms"),
             (
                 "decode",
-                f"{speed.decode_tokens_per_s:,.0f} tokens/s with {speed.num_sequences} sequences{step}; {alone}",
+                f"{speed.decode_tokens_per_s:,.0f} tokens/s with {speed.num_sequences} at a time{step}; {alone}",
             ),
             ("under load", f"{speed.output_tokens_per_s:,.0f} output tokens/s, prompts included"),
         ]

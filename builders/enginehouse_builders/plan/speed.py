@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from enginehouse_builders.plan.memory import kv_bytes_per_token
-from enginehouse_builders.plan.weights import weights_bytes_per_rank
-from enginehouse_builders.spec.model import KvType, WeightQuantization
+from enginehouse_builders.plan.weights import weight_bits, weights_bytes_per_rank
+from enginehouse_builders.spec.model import WeightQuantization
 
 if TYPE_CHECKING:
     from enginehouse_builders.plan.devices import Device
@@ -26,10 +26,11 @@ _LAYER_OVERHEAD_S: Final = 50e-6  # of a GPU's step: launches and small kernels 
 _ALL_REDUCE_S: Final = 10e-6
 _ALL_REDUCES_PER_LAYER: Final = 2
 _CPU_COMPUTE_EFFICIENCY: Final = 0.8
-_CPU_BANDWIDTH_EFFICIENCY: Final = 0.7
+_CPU_BANDWIDTH_EFFICIENCY: Final = 0.9
+_CPU_UNPACK_SHARE: Final = 0.15  # quantized values unpacked per second, over operations per second
+_UNPACKED_BITS: Final = 16.0  # from here on values are read as they are
 _CPU_LAYER_OVERHEAD_S: Final = 50e-6
 _ATTENTION_FLOPS: Final = 4  # per query head, head value and position: scores and weighted sum
-_F8_ATTENTION: Final = frozenset({KvType.FP8, KvType.U8, KvType.INT8})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +94,41 @@ class Roofline:
 
     def step_s(self, num_sequences: int, context: float) -> float:
         """Return the seconds of a step that adds one token to each of *num_sequences* at *context* tokens."""
-        slowest = max(self._products_s(num_sequences, context), self._reads_s(num_sequences, context))
-        return slowest + self._overhead_s + self._links_s(num_sequences)
+        products_s, reads_s = self._products_s(num_sequences, context), self._reads_s(num_sequences, context)
+        # a GPU reads while it computes; a CPU's threads do one after the other
+        both_s = products_s + reads_s if self._device.is_cpu else max(products_s, reads_s)
+        return both_s + self._overhead_s + self._links_s(num_sequences)
 
     def prefill_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt costs in steps filled with prompts: its share of their time."""
         num_tokens = max(num_tokens, 1)
         filled = max(self._request.max_num_tokens / num_tokens, 1.0)  # prompts that share the step's fixed costs
         reads_s = self._reads_s(0, 0.0) / filled
-        return max(self._products_s(num_tokens, num_tokens / 2), reads_s) + (
-            self._overhead_s / filled + self._links_s(num_tokens)
-        )
+        products_s = self._products_s(num_tokens, num_tokens / 2, num_head_rows=1)
+        return max(products_s, reads_s) + self._overhead_s / filled + self._links_s(num_tokens)
 
     def bound_by(self, num_sequences: int, context: float) -> str:
         """Return what a decode step waits for."""
         is_memory = self._reads_s(num_sequences, context) >= self._products_s(num_sequences, context)
         return "memory" if is_memory else "compute"
 
-    def _products_s(self, num_tokens: float, context: float) -> float:
+    def _products_s(self, num_tokens: float, context: float, num_head_rows: float | None = None) -> float:
+        """Products with the matrices, and attention; the head for as many rows as are sampled (by default all)."""
         shape = self._shape
+        num_head_rows = num_tokens if num_head_rows is None else num_head_rows
         attention = _ATTENTION_FLOPS * shape.num_layers * shape.num_heads * shape.head_size * context
-        matrices_s = 2 * shape.active_params * num_tokens / self._flops
-        return (matrices_s + attention * num_tokens / self._attention_flops) / self._tensor
+        matrices = shape.active_layers_params * num_tokens + shape.embedding_params * num_head_rows
+        return (2 * matrices / self._flops + attention * num_tokens / self._attention_flops) / self._tensor
 
     def _reads_s(self, num_sequences: int, context: float) -> float:
         """Weights once (of a mixture, those that this many tokens can meet), and each sequence's cache."""
-        weights = sum(weights_bytes_per_rank(self._shape, self._request)) * self._touched(num_sequences)
-        cache = num_sequences * context * kv_bytes_per_token(self._shape, self._request)
-        return (weights + cache * self._request.parallelism.pipeline) / self._bandwidth
+        shape, request = self._shape, self._request
+        touched = self._touched(num_sequences)
+        weights_s = sum(weights_bytes_per_rank(shape, request)) * touched / self._bandwidth
+        if self._device.is_cpu and weight_bits(shape, request)[0] < _UNPACKED_BITS:
+            weights_s = max(weights_s, shape.num_params * touched / (self._device.f16_flops * _CPU_UNPACK_SHARE))
+        cache = num_sequences * context * kv_bytes_per_token(shape, request) * request.parallelism.pipeline
+        return weights_s + cache / self._bandwidth
 
     def _touched(self, num_tokens: int) -> float:
         """Share of the weights that *num_tokens* meet: of k experts of n each, 1 - (1 - k/n)^tokens are met by some."""
