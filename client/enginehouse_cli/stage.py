@@ -57,7 +57,7 @@ def stage_history(stage: StageArgument = None, *, as_json: JsonFlag = False) -> 
         events = book.history(None if stage is None else parse_stage(stage))
     rows: list[dict[str, Any]] = [
         {
-            "at": event.at[:19],
+            "at": event.at,
             **{name: value for name, value in asdict(event).items() if name not in {"at", "sequence"}},
             "from_release": None if event.from_release is None else release_name(event.from_release),
             "to_release": release_name(event.to_release),
@@ -68,6 +68,7 @@ def stage_history(stage: StageArgument = None, *, as_json: JsonFlag = False) -> 
         print_json(rows)
         return
     for row in rows:
+        row["at"] = row["at"][:19]
         row["gates"] = ", ".join(f"record {gate['record']}" for gate in row["gates"]) or "none"
         row["from_release"] = row["from_release"] or ""
     print_rows(rows, as_json=False, as_csv=False, if_none="no history yet.")
