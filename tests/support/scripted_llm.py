@@ -194,7 +194,10 @@ def make_modules() -> dict[str, ModuleType]:
     vars(package).update(LLM=ScriptedLlm, SamplingParams=strict_class("tensorrt_llm.SamplingParams"))
     executor, request = ModuleType("tensorrt_llm.executor"), ModuleType("tensorrt_llm.executor.request")
     vars(request).update(LoRARequest=strict_class("tensorrt_llm.executor.request.LoRARequest"))
+    torch = ModuleType("torch")
+    vars(torch).update(from_numpy=lambda array: array)
     return {
+        "torch": torch,
         "triton_python_backend_utils": utils,
         "tensorrt_llm": package,
         "tensorrt_llm.executor": executor,

@@ -25,9 +25,7 @@ from enginehouse_builders.targets.script import render_script
 from enginehouse_builders.targets.source import TOKENIZER_FILES, read_source
 from enginehouse_contract.errors import BuildError, ConfigurationError, refusal
 from enginehouse_contract.manifest import verify_build
-from enginehouse_contract.model_config import make_config
 from enginehouse_contract.settings import load_settings
-from enginehouse_contract.tensors import TENSORRT_LLM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from enginehouse_contract.manifest import Target
 
 LOG_FILE: Final = "build.log"
-SERVING_FILE: Final = "serving_parameters.json"
 _PLANNERS: Final = {"tensorrt_llm": plan_engine, "tensorrt_llm_pytorch": plan_llm_api}
 _LOG_TAIL_LINES: Final = 15
 _CONTAINER_OUT: Final = "/work"
@@ -129,9 +126,6 @@ def _files(spec: Spec, plan: TargetPlan) -> dict[str, str]:
     if plan.needs_calibration:
         lines = [json.dumps({"text": sample}, ensure_ascii=False) for sample in calibration_samples(spec)]
         files["calibration/train.jsonl"] = "\n".join(lines) + "\n"
-    if plan.serving:
-        files[SERVING_FILE] = json.dumps(plan.serving, indent=2, sort_keys=True) + "\n"
-        files["triton/tensorrt_llm/config.pbtxt"] = make_config(TENSORRT_LLM.name, plan.serving).render()
     files |= {f"build/{name}": text for name, text in plan.files.items()}
     return files
 

@@ -23,6 +23,10 @@ CONTAINER_IMAGE: Final = "nvcr.io/nvidia/tritonserver:26.04-trtllm-python-py3"
 """Triton with TensorRT-LLM 1.2.1 and TensorRT 10.14 (its Dockerfile pins both)."""
 
 SCRIPT_FILE: Final = "build_engine.py"
+SERVING_FILE: Final = "serving_parameters.json"
+TRITON_MODEL: Final = "triton/tensorrt_llm"
+"""Where a build holds its Triton model."""
+
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
 DEFAULT_TOKENS_PER_BLOCK: Final = 32
 

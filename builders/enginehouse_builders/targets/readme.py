@@ -67,6 +67,6 @@ def _serving(spec: Spec, plan: TargetPlan) -> str:
     if spec.speculation.method.value == "draft_target":
         draft = "The draft model is an engine of its own: build it from a spec without speculation.\n"
     return (
-        "\n`triton/tensorrt_llm/config.pbtxt` serves it with NVIDIA's backend: replace `${engine_dir}`.\n"
-        "`serving_parameters.json` has the parameters in it that the spec decides.\n" + draft
+        "\n`engine/triton/tensorrt_llm/config.pbtxt` serves it with NVIDIA's backend: replace `${engine_dir}`.\n"
+        "`engine/serving_parameters.json` has the parameters in it that the spec decides.\n" + draft
     )

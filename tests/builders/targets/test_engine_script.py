@@ -170,8 +170,11 @@ def test_limits_lora_and_lookahead_reach_the_build(models: Models, strict: Path,
     assert built["lora_dir"] == adapters
     assert built["speculative_decoding_mode"] == "lookahead_decoding"
     assert built["max_draft_len"] == (7 - 2) + (4 - 1 + 4) * (7 - 1)
-    serving = json.loads((emitted.folder / "serving_parameters.json").read_text(encoding="utf-8"))
+    serving = json.loads((emitted.engine_dir / "serving_parameters.json").read_text(encoding="utf-8"))
     assert serving == emitted.serving_parameters
+    config = (emitted.engine_dir / "triton/tensorrt_llm/config.pbtxt").read_text(encoding="utf-8")
+    assert 'backend: "tensorrtllm"' in config
+    assert 'key: "batch_scheduler_policy" value { string_value: "max_utilization" }' in config
     assert serving["batch_scheduler_policy"] == "max_utilization"
     assert serving["kv_cache_host_memory_bytes"] == str(1 << 30)
     assert [serving[f"lookahead_{name}"] for name in ("window_size", "ngram_size", "verification_set_size")] == [

@@ -221,6 +221,8 @@ def test_sampling_reaches_the_llm_and_unset_values_do_not(model: Any) -> None:
     assert (sampling.end_id, sampling.pad_id, sampling.detokenize) == (2, 2, False)
     ask(model, tensors([[1]], bad_words_list=np.array([[9, 4], [1, 2]], np.int32)))
     assert model._llm.requests[-1].given["sampling_params"].bad_token_ids == [9, 4]
+    ask(model, tensors([[1]], embedding_bias=np.array([0.0, -2.0], np.float32)))
+    assert model._llm.requests[-1].given["sampling_params"].embedding_bias.tolist() == [0.0, -2.0]
 
 
 def test_counts_log_probs_and_measurements(model: Any) -> None:
