@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Final, Optional
 
 import typer
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from enginehouse_builders.plan.planner import Plan
     from enginehouse_builders.spec.model import Spec
 
-_SPEC_SUFFIXES = {".yaml", ".yml"}
+_SPEC_SUFFIXES: Final = {".yaml", ".yml"}
+_USUAL_NUM_TOKENS: Final = 1000
 
 
 def plan(
@@ -29,8 +30,16 @@ def plan(
     device: Annotated[
         Optional[list[str]], typer.Option("--device", help="cpu, h100, l40s, ...; may be repeated to compare.")
     ] = None,
-    input_tokens: Annotated[int, typer.Option("--input-tokens", min=1, help="Mean tokens of a prompt.")] = 1000,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", min=1, help="Mean tokens of an answer.")] = 1000,
+    input_tokens: Annotated[
+        Optional[int],
+        typer.Option(
+            "--input-tokens", min=1, help="Mean tokens of a prompt. Default: 1000, or what fits in max_seq_len."
+        ),
+    ] = None,
+    output_tokens: Annotated[
+        Optional[int],
+        typer.Option("--output-tokens", min=1, help="Mean tokens of an answer. Default: as of a prompt."),
+    ] = None,
     concurrency: Annotated[
         Optional[int], typer.Option("--concurrency", min=1, help="Sequences at a time; without it, as many as fit.")
     ] = None,
@@ -55,11 +64,12 @@ def plan(
     names = device or [spec.device if spec is not None and spec.device else "cpu"]
     source = Path(spec.model.source) if spec is not None else path.expanduser()
     shape = read_shape(source)
-    workload = Workload(input_tokens, output_tokens, concurrency)
     plans = []
     for name in names:
         found = find_device(name, load_settings().cache_dir)
         asked = spec if spec is not None else _spec_of(source, found)
+        usual = min(_USUAL_NUM_TOKENS, max((asked.limits.max_seq_len or shape.max_position_embeddings) // 2, 1))
+        workload = Workload(input_tokens or usual, output_tokens or usual, concurrency)
         draft_model = asked.speculation.draft_model
         draft = read_shape(Path(draft_model)) if draft_model else None
         plans += [

@@ -74,6 +74,18 @@ def test_plans_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "GPUs (`parallelism.tensor:" in out
 
 
+def test_the_usual_workload_fits_the_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a workload a plan takes one that the spec's limits allow; a given one that they do not is an error."""
+    folder, path = write_config(tmp_path, "llama-3.1-8b"), tmp_path / "s.yaml"
+    head = f"name: m\nmodel: {{source: {folder}}}\ntargets: [tensorrt_llm]\n"
+    path.write_text(head + "limits: {max_seq_len: 512}\n", encoding="utf-8")
+    assert run(["plan", str(path), "--device", "h100", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert (plan["workload"]["num_input_tokens"], plan["workload"]["num_output_tokens"]) == (256, 256)
+    assert run(["plan", str(path), "--device", "h100", "--input-tokens", "600"]) == 1
+    assert "is under the 856 tokens of the workload" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -246,8 +246,8 @@ def _need(memory: MemoryPlan, request: MemoryRequest, workload: Workload) -> Ite
             "note",
             f"`limits.max_seq_len` is {request.max_seq_len:,} and the workload's sequences have {need:,} tokens: one "
             f"runaway answer can take the room of {request.max_seq_len // need}",
-            f"{enough:,} leaves twice the need: {memory.num_sequences_of(enough)} full sequences fit instead of "
-            f"{memory.num_full_sequences}",
+            f"{enough:,} leaves twice the need or more: {memory.num_sequences_of(enough):,} full sequences fit instead of "
+            f"{memory.num_full_sequences:,}",
         )
 
 
