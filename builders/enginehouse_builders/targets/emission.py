@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LOG_FILE: Final = "build.log"
 _PLANNERS: Final = {"tensorrt_llm": plan_engine, "tensorrt_llm_pytorch": plan_llm_api}
 _LOG_TAIL_LINES: Final = 15
-_CONTAINER_OUT: Final = "/work"
+_CONTAINER_OUT: Final = "/target"
 
 
 def emit(spec: Spec, target: Target, out_dir: Path) -> EmittedTarget:

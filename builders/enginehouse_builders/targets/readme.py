@@ -40,9 +40,9 @@ In the container it was written for, from this folder:
 ```sh
 docker run --rm --gpus all --ipc host --ulimit memlock=-1 \\
 {mounts} \\
-  -v "$PWD":/work \\
+  -v "$PWD":/target \\
   {CONTAINER_IMAGE} \\
-  python3 /work/{SCRIPT_FILE} {arguments}
+  python3 /target/{SCRIPT_FILE} {arguments}
 ```
 
 On a host that has TensorRT-LLM:
