@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,7 +31,6 @@ from enginehouse_contract.manifest import read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -164,3 +167,48 @@ def test_a_service_that_cannot_load_says_why(server: RunningServer, client: Clie
 
     assert caught.value.retry_after_s is not None
     assert ask(client, "beta")
+
+
+def stub_of(server: RunningServer, engine: str) -> int:
+    """The process that runs an engine."""
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = cmdline.read_bytes()
+            if str(server.settings.home).encode() in text and f"/{engine}/".encode() in text:
+                return int(cmdline.parent.name)
+    raise AssertionError("no such process")
+
+
+@pytest.mark.model
+def test_an_engine_that_died_is_loaded_anew(server: RunningServer, client: Client, smollm2_build: Path) -> None:
+    """Streams end with an error; the next request is answered by a fresh engine, which goes and comes as before."""
+    mortal = service("mortal", smollm2_build)
+    other = replace(mortal, name="other")
+    publish(server, [mortal, other])
+    errors: list[EnginehouseError] = []
+    started = threading.Semaphore(0)
+
+    def stream() -> None:
+        with Client(server.grpc_url, max_retries=0) as own:
+            try:
+                for _ in own.generate_stream(
+                    "Count: one, two,", max_tokens=800, service="mortal", extra_inputs={"end_id": -1}
+                ):
+                    started.release()
+            except EnginehouseError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=stream) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        assert started.acquire(timeout=60)
+    os.kill(stub_of(server, mortal.engine_model), signal.SIGKILL)
+    for thread in threads:
+        thread.join(60)
+
+    assert [type(error) for error in errors] == [EngineUnavailableError] * 2
+    for name in ("mortal", "other", "mortal"):
+        answer = client.generate("The capital of France is", max_tokens=4, service=name)
+        assert answer.text.startswith(" Paris")
+        assert resident(server) == {name}

@@ -95,6 +95,8 @@ class ServiceTable:
         """Return the route of a service; raise :class:`InvalidRequestError` for an unknown one."""
         routes = self.current().routes
         if service not in routes:
+            routes = self._read_now().routes  # it may have been put in force a moment ago
+        if service not in routes:
             known = ", ".join(sorted(routes)) or "none"
             hint = f"Services here: {known}."
             raise InvalidRequestError(refusal(SERVICE_PARAMETER, "names no service", given=service, hint=hint))
@@ -106,6 +108,11 @@ class ServiceTable:
             if (now_s := time.monotonic()) >= self._next_check_s:
                 self._next_check_s = now_s + _CHECK_PERIOD_S
                 self._refresh()
+            return self._services
+
+    def _read_now(self) -> Services:
+        with self._lock:
+            self._refresh()
             return self._services
 
     def _refresh(self) -> None:

@@ -32,7 +32,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteStore:
     """A store of each kind, empty."""
     if request.param == "s3":
@@ -289,6 +289,7 @@ def test_ensure_local_takes_urls_and_local_names(store: RemoteStore, tmp_path: P
     assert ensure_local(str(fetched), tmp_path / "home") == fetched
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("s3")
 def test_a_missing_bucket_is_named(tmp_path: Path) -> None:
     """A push to a bucket that does not exist says so; a pull finds no build there."""
@@ -300,6 +301,7 @@ def test_a_missing_bucket_is_named(tmp_path: Path) -> None:
         pull_build(store, "small", tmp_path / "there", quiet)
 
 
+@pytest.mark.slow
 def test_no_credentials_are_a_clear_error(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without credentials the refusal says which variables to set, and nothing hangs."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -311,6 +313,7 @@ def test_no_credentials_are_a_clear_error(s3: S3Server, tmp_path: Path, monkeypa
         push_build(write_build(tmp_path, files={"a.bin": b"abc"}), open_store(s3.url), quiet)
 
 
+@pytest.mark.slow
 def test_a_refused_account_is_a_clear_error(s3: S3Server, tmp_path: Path) -> None:
     """An account that the server does not know is told to check its credentials."""
     s3.check_credentials()
