@@ -198,7 +198,7 @@ def _draft(shape: ModelShape, request: MemoryRequest) -> Iterator[PlanWarning]:
     if draft is None or draft.num_params * 2 < shape.num_params:
         return
     ratio = draft.num_params / shape.num_params
-    size = "larger than the target" if ratio >= 1 else f"{ratio:.0%} of the target's size"
+    size = "no smaller than the target" if ratio >= 1 else f"{ratio:.0%} of the target's size"
     yield PlanWarning(
         "draft_larger_than_target",
         "error" if ratio >= 1 else "warning",
@@ -246,7 +246,7 @@ def _need(memory: MemoryPlan, request: MemoryRequest, workload: Workload) -> Ite
             "note",
             f"`limits.max_seq_len` is {request.max_seq_len:,} and the workload's sequences have {need:,} tokens: one "
             f"runaway answer can take the room of {request.max_seq_len // need}",
-            f"{enough:,} leaves twice the need or more: {memory.num_sequences_of(enough):,} full sequences fit instead of "
+            f"{enough:,} leaves twice the need or more: {memory.num_sequences_of(enough):,} full sequences fit, not "
             f"{memory.num_full_sequences:,}",
         )
 
