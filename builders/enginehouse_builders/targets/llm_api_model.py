@@ -170,6 +170,9 @@ class TritonPythonModel:
                 self._stop(answer)
                 return
             rows = read_rows(inputs, self._max_input_len, self._max_seq_len, exclude_input=self._exclude_input)
+            for row in rows:
+                if row.lora_task_id > (limit := len(self._adapters)):
+                    raise RefusedError(f"`lora_task_id` names no adapter; limit {limit}, given {row.lora_task_id}.")  # noqa: TRY301 - all refusals end below
             answer.num_open = sum(row.num_sequences for row in rows)
             self._in_flight.add(answer)
             watcher = asyncio.ensure_future(self._watch(answer))
@@ -202,7 +205,7 @@ class TritonPythonModel:
 
     async def _generate(self, answer: Answer, row: Row, row_index: int | None) -> None:
         """Generate one row. The LLM always streams, so that stop words of several tokens are seen as they appear."""
-        if answer.sender is None:  # the client left, or another row was refused, before this one began
+        if answer.sender is None:  # the client left before this row began
             return
         output = self._llm.generate_async(
             inputs={"prompt_token_ids": row.prompt},
@@ -235,8 +238,6 @@ class TritonPythonModel:
     def _lora(self, task_id: int) -> Any:
         if task_id == 0:
             return None
-        if task_id > len(self._adapters):
-            raise RefusedError(f"`lora_task_id` names no adapter; limit {len(self._adapters)}, given {task_id}.")
         return LoRARequest(lora_name=f"adapter-{task_id}", lora_int_id=task_id, lora_path=self._adapters[task_id - 1])
 
 

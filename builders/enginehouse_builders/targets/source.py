@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from enginehouse_builders.cpu.safetensors_file import SafetensorsFile
 from enginehouse_builders.spec.model import SourceFormat
 from enginehouse_contract.errors import ModelSourceError, refusal
 from enginehouse_contract.manifest import CONFIG_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -22,6 +23,7 @@ TOKENIZER_FILES: Final = (
 )
 """Files that travel with a build beside its weights; the first two must be there."""
 
+_INDEX_FILE: Final = "model.safetensors.index.json"
 _MODELOPT_FILE: Final = "hf_quant_config.json"
 _DTYPES: Final = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float16"}  # as TensorRT-LLM's `auto` does
 _STORED: Final = {
@@ -58,8 +60,8 @@ class Source:
 def read_source(path: Path) -> Source:
     """Read the JSON files of the model in *path*.
 
-    Raises :class:`ModelSourceError` for a folder that is neither kind, lacks a file, or has a quantization that neither
-    this project nor TensorRT-LLM knows.
+    Raises :class:`ModelSourceError` for a folder that is neither kind, lacks a file, has truncated weights, or has a
+    quantization that neither this project nor TensorRT-LLM knows.
     """
     if not path.is_dir():
         raise ModelSourceError(f"{path} is no folder; TensorRT-LLM reads Hugging Face folders and its own checkpoints.")
@@ -67,6 +69,7 @@ def read_source(path: Path) -> Source:
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         if not (path / name).is_file():
             raise ModelSourceError(f"{path} has no {name}; put the one of the model's Hugging Face folder there.")
+    check_weights(path)
     try:
         return _checkpoint(path, config) if "architecture" in config else _hugging_face(path, config)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -82,6 +85,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelSourceError(f"{path} holds no JSON object.")
     return value
+
+
+def check_weights(path: Path) -> None:
+    """Look at the weights' files, not into them: hours later TensorRT-LLM would find the same.
+
+    Raises :class:`ModelSourceError` when there are none, when the index names one that is missing, or when a file of
+    safetensors is truncated.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    if not files and not any(path.glob("pytorch_model*.bin")):
+        raise ModelSourceError(f"{path} has no weights: no *.safetensors and no pytorch_model*.bin.")
+    index = path / _INDEX_FILE
+    named = set(read_json(index).get("weight_map", {}).values()) if index.is_file() else set()
+    if missing := sorted(named - {file.name for file in files}):
+        raise ModelSourceError(f"{path} lacks {', '.join(missing)}, which {_INDEX_FILE} names.")
+    for file in files:
+        SafetensorsFile(file)
 
 
 def _hugging_face(path: Path, config: dict[str, Any]) -> Source:

@@ -21,6 +21,9 @@ CONFIG = {
 }
 
 
+EMPTY_SAFETENSORS = (2).to_bytes(8, "little") + b"{}"
+
+
 class Models:
     """Makes folders that look like models to whoever does not read weights."""
 
@@ -30,7 +33,7 @@ class Models:
     def hugging_face(self, name: str = "model", **config: Any) -> Path:
         """A Hugging Face folder; *config* adds to its config.json."""
         folder = self._folder(name, {**CONFIG, **config})
-        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "model.safetensors").write_bytes(EMPTY_SAFETENSORS)
         return folder
 
     def checkpoint(self, name: str = "checkpoint", world_size: int = 1, **config: Any) -> Path:
@@ -39,7 +42,7 @@ class Models:
         settings = {"architecture": "LlamaForCausalLM", "dtype": "float16", "max_position_embeddings": 2048}
         folder = self._folder(name, {**settings, "mapping": mapping, **config})
         for rank in range(world_size):
-            (folder / f"rank{rank}.safetensors").write_bytes(b"weights")
+            (folder / f"rank{rank}.safetensors").write_bytes(EMPTY_SAFETENSORS)
         return folder
 
     def medusa(self, heads: int = 3) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +62,24 @@ def test_a_model_that_cannot_be_read_is_refused(models: Models, tmp_path: Path) 
     (broken / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelSourceError, match="cannot be read as JSON"):
         read_source(broken)
+
+
+def test_weights_that_are_missing_or_truncated_are_found_before_hours_of_work(models: Models) -> None:
+    """No weights, a shard that the index names and is not there, a file cut short: refused without reading weights."""
+    bare = models.hugging_face("bare")
+    (bare / "model.safetensors").unlink()
+    with pytest.raises(ModelSourceError, match="has no weights"):
+        read_source(bare)
+    sharded = models.hugging_face("sharded")
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ModelSourceError, match=r"lacks model-00002-of-00002\.safetensors"):
+        read_source(sharded)
+    cut = models.hugging_face("cut")
+    header = json.dumps({"w": {"dtype": "F16", "shape": [8], "data_offsets": [0, 16]}}).encode()
+    (cut / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(5))
+    with pytest.raises(ModelSourceError, match="is truncated"):
+        read_source(cut)
 
 
 def test_calibration_text_is_the_users_or_ours(models: Models, tmp_path: Path) -> None:
