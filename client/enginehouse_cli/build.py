@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from enginehouse_contract.manifest import Manifest
 
 _SPEC_SUFFIXES: Final = (".yaml", ".yml")
+_OPTIONS: Final = {"weight_precision": "--weights", "kv_precision": "--kv"}  # those that are named otherwise
 
 
 def build(
@@ -37,7 +38,7 @@ def build(
         typer.Option("--weights", help="as_in_file (the default), int8, int4, int4_awq, int4_gptq, f16 or f32."),
     ] = None,
     group_size: Annotated[
-        Optional[int], typer.Option("--group-size", help="Weights that share a scale, for int4: 64 unless given.")
+        Optional[int], typer.Option("--group-size", help="Weights that share a scale, for int4: 32 unless given.")
     ] = None,
     kv: Annotated[Optional[str], typer.Option("--kv", help="KV cache precision: u8 (the default), f16 or f32.")] = None,
     name: Annotated[Optional[str], typer.Option("--name", help="A name to find the build by.")] = None,
@@ -86,8 +87,9 @@ def _build_spec(path: Path, target: str | None, emit: Path | None, asked: dict[s
 
     if asked:
         field = next(iter(asked))
-        hint = "Options such as --weights are for building without a spec."
-        raise ConfigurationError(refusal(field, f"must be written into {path}", given=asked[field], hint=hint))
+        option = _OPTIONS.get(field, f"--{field.replace('_', '-')}")
+        hint = "Write it into the spec, or build from a model."
+        raise ConfigurationError(refusal(option, "is for building without a spec", given=asked[field], hint=hint))
     spec = load_spec(path)
     if target is not None and target not in spec.targets:
         raise ConfigurationError(

@@ -56,7 +56,7 @@ def list_(*, as_json: JsonFlag = False) -> None:
     table = Table("id", "name", "target", "weights", "kv", "size", "made", box=SIMPLE)
     for row in rows:
         size, made = size_of(row["num_bytes"]), row["created_at"][:10]
-        table.add_row(row["build_id"][:19], row["name"], row["target"], row["weights"], row["kv"], size, made)
+        table.add_row(row["build_id"][7:19], row["name"], row["target"], row["weights"], row["kv"], size, made)
     stdout.print(table if rows else "no builds yet; make one with `enginehouse build MODEL`.")
 
 

@@ -11,12 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import openvino as ov
-
-from enginehouse_builders.cpu.data_aware import quantize
 from enginehouse_builders.cpu.engine_folder import TOKENS_PER_BLOCK, chat_template_sha256, engine_config, resolve_limits
-from enginehouse_builders.cpu.export import export_decoder
-from enginehouse_builders.cpu.graph import build_decoder
 from enginehouse_builders.cpu.inputs import (
     TARGET,
     calibration_samples,
@@ -25,14 +20,13 @@ from enginehouse_builders.cpu.inputs import (
     samples_sha256,
     tool_versions,
 )
-from enginehouse_builders.cpu.model_files import check_paged, write_model
 from enginehouse_builders.cpu.options import KV_PRECISIONS, BuildOptions, spec_of
-from enginehouse_builders.cpu.weights import INT4_GROUP_SIZE, WeightPrecision
+from enginehouse_builders.cpu.source import INT4_GROUP_SIZE
 from enginehouse_builders.digests import source_digest
 from enginehouse_builders.pipeline import OUT, StepResult, Workspace, run_steps, workspace
 from enginehouse_builders.pipeline_failure import explain
 from enginehouse_builders.provenance import PROVENANCE_FILE, build_id_of, statement
-from enginehouse_builders.spec.model import Limits
+from enginehouse_builders.spec.model import Limits, Spec
 from enginehouse_builders.store import folder_of, is_sound, publish
 from enginehouse_contract.errors import EnginehouseError, ModelSourceError, refusal
 from enginehouse_contract.manifest import (
@@ -52,6 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import openvino as ov
+
+    from enginehouse_builders.cpu.weights import WeightPrecision
     from enginehouse_builders.pipeline import Progress
 
     Share = Callable[[float], None]
@@ -155,8 +152,22 @@ class _CpuBuild:
         return StepResult(
             f"{arch.class_name}, {arch.num_layers} layers of {arch.hidden_size}; "
             f"weights {self._options.weight_precision}, KV {self._options.kv_precision}; "
-            f"{limits.max_batch_size} sequences of up to {limits.max_seq_len} tokens"
+            f"{limits.max_batch_size} sequences of up to {limits.max_seq_len} tokens; {self._planned_bytes()}"
         )
+
+    def _planned_bytes(self) -> str:
+        from enginehouse_builders.plan.memory import kv_bytes_per_token  # noqa: PLC0415 - a cache hit does without
+        from enginehouse_builders.plan.reading import read_shape  # noqa: PLC0415
+        from enginehouse_builders.plan.request import memory_request  # noqa: PLC0415
+        from enginehouse_builders.plan.weights import weights_bytes_per_rank  # noqa: PLC0415
+
+        try:
+            shape = read_shape(self._options.model)
+        except ModelSourceError as error:  # a model that only optimum-intel knows
+            return f"bytes not planned ({error})"
+        request = memory_request(Spec.model_validate(self.portable_spec(self._options.model)), shape, TARGET)
+        weights_bytes, kv_bytes = sum(weights_bytes_per_rank(shape, request)), kv_bytes_per_token(shape, request)
+        return f"planned: {weights_bytes / 1e6:.1f} MB of weights, {kv_bytes / 1e3:.1f} kB of KV cache per token"
 
     def _fetch(self, work: Workspace) -> StepResult:
         texts = self._source.tokenizer_files()
@@ -169,6 +180,8 @@ class _CpuBuild:
         return StepResult(detail, tuple(f"{OUT}/{name}" for name in sorted(texts)))
 
     def _convert(self, work: Workspace, share: Share) -> StepResult:
+        from enginehouse_builders.cpu.model_files import write_model  # noqa: PLC0415 - a cache hit does without
+
         precision = "as_in_file" if self._options.is_data_aware else self._options.weight_precision
         folder = _CONVERTED if self._options.is_data_aware else OUT
         model = self._converted(cast("WeightPrecision", precision), share)
@@ -177,6 +190,9 @@ class _CpuBuild:
         return StepResult(detail, _model_outputs(folder))
 
     def _converted(self, precision: WeightPrecision, share: Share) -> ov.Model:
+        from enginehouse_builders.cpu.export import export_decoder  # noqa: PLC0415 - a cache hit does without
+        from enginehouse_builders.cpu.graph import build_decoder  # noqa: PLC0415
+
         group_size = self._options.int4_group_size or INT4_GROUP_SIZE
         if self._source.why_not_by_hand is not None:
             reason = self._source.why_not_by_hand
@@ -191,6 +207,11 @@ class _CpuBuild:
             return StepResult(
                 "no data is needed: weights were quantized, matrix by matrix, as they were converted", skipped=True
             )
+        import openvino as ov  # noqa: PLC0415 - a cache hit does without
+
+        from enginehouse_builders.cpu.data_aware import quantize  # noqa: PLC0415
+        from enginehouse_builders.cpu.model_files import write_model  # noqa: PLC0415
+
         assert options.int4_group_size is not None, "data-aware precisions are int4"
         model = quantize(
             ov.Core().read_model(work.folder / _CONVERTED / MODEL_FILE),
@@ -206,6 +227,8 @@ class _CpuBuild:
         return StepResult(detail, _model_outputs(OUT))
 
     def _compile(self, work: Workspace) -> StepResult:
+        from enginehouse_builders.cpu.model_files import check_paged  # noqa: PLC0415 - a cache hit does without
+
         num_layers = check_paged(work.out / MODEL_FILE)
         return StepResult(f"paged attention in {num_layers} layers; kernels are chosen where the build is loaded")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from openvino import opset16 as ops
 from tokenizers import Tokenizer
 
+from enginehouse_builders.cpu.inputs import nncf_version
 from enginehouse_contract.errors import BuildError, ConfigurationError, refusal
 
 if TYPE_CHECKING:
@@ -23,17 +24,8 @@ if TYPE_CHECKING:
 
     import openvino as ov
 
-
-def nncf_version() -> str:
-    """Return NNCF's version; raise :class:`BuildError` saying what to install when it is not there."""
-    try:
-        return metadata.version("nncf")
-    except metadata.PackageNotFoundError as error:
-        msg = (
-            "AWQ and GPTQ weights are made by NNCF, which is not installed: pip install 'enginehouse[export]'; "
-            "or build with int4 or int8 weights, which need no data."
-        )
-        raise BuildError(msg) from error
+_NUM_SPREAD_DIMENSIONS: Final = 5  # batch, key heads, queries that share one, length, size
+_LENGTH_DIMENSION: Final = 3
 
 
 def quantize(
@@ -65,8 +57,9 @@ def quantize(
         progress(min(num_seen / (2 * len(inputs)), 0.5))
         return sample
 
+    _spread_explicitly(model, is_explicit=True)
     try:
-        return nncf.compress_weights(
+        quantized = nncf.compress_weights(
             model,
             mode=nncf.CompressWeightsMode.INT4_SYM,
             ratio=1.0,
@@ -81,6 +74,24 @@ def quantize(
         raise BuildError(
             f"NNCF cannot quantize this model to {precision} ({words}); try int4 or int8 weights."
         ) from error
+    _spread_explicitly(quantized, is_explicit=False)
+    return quantized
+
+
+def _spread_explicitly(model: ov.Model, *, is_explicit: bool) -> None:
+    """Say 1 for the length to which shared heads are spread, where the graph says 0.
+
+    With 0 the plugin fuses the spreading into its attention; it fails in the pieces of the graph that GPTQ runs.
+    """
+    old, new = (0, 1) if is_explicit else (1, 0)
+    for node in model.get_ordered_ops():
+        target = node.input_value(1).get_node() if node.get_type_name() == "Broadcast" else None
+        if target is None or target.get_type_name() != "Concat" or target.get_input_size() != _NUM_SPREAD_DIMENSIONS:
+            continue
+        length = target.input_value(_LENGTH_DIMENSION).get_node()
+        if length.get_type_name() == "Constant" and length.data.tolist() == [old]:
+            stated = ops.constant(np.array([new], np.int64))
+            target.input(_LENGTH_DIMENSION).replace_source_output(stated.output(0))
 
 
 def _inputs(ids: list[int]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import openvino as ov
 from openvino import opset16 as ops
 from openvino.op import util as op_util
 
-from enginehouse_builders.cpu.source import QuantizedMatrix
-from enginehouse_builders.cpu.weights import INT4_GROUP_SIZE, encode_float, encode_int4, encode_int8, encode_quantized
+from enginehouse_builders.cpu.source import INT4_GROUP_SIZE, QuantizedMatrix
+from enginehouse_builders.cpu.weights import encode_float, encode_int4, encode_int8, encode_quantized
 from enginehouse_contract.errors import ModelSourceError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
-from enginehouse_builders.cpu.data_aware import nncf_version
 from enginehouse_builders.cpu.gguf_source import GgufSource
 from enginehouse_builders.cpu.huggingface_source import HuggingFaceSource
 from enginehouse_builders.spec.model import ModelSource as ModelOfSpec
 from enginehouse_builders.spec.model import Quantization, Spec
+from enginehouse_contract.errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,9 +23,21 @@ if TYPE_CHECKING:
     from enginehouse_contract.manifest import BuildLimits
 
 TARGET: Final = "cpu"
-_RECIPE: Final = 4  # raised when the builder changes what bytes it makes of the same input
+_RECIPE: Final = 5  # raised when the builder changes what bytes it makes of the same input
 _TOOLS: Final = ("enginehouse", "gguf", "numpy", "openvino", "tokenizers")
 _EXPORT_TOOLS: Final = ("nncf", "optimum-intel", "torch", "transformers")
+
+
+def nncf_version() -> str:
+    """Return NNCF's version; raise :class:`BuildError` saying what to install when it is not there."""
+    try:
+        return metadata.version("nncf")
+    except metadata.PackageNotFoundError as error:
+        msg = (
+            "AWQ and GPTQ weights are made by NNCF, which is not installed: pip install 'enginehouse[export]'; "
+            "or build with int4 or int8 weights, which need no data."
+        )
+        raise BuildError(msg) from error
 
 
 def open_source(path: Path, sha256: str) -> ModelSource:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from enginehouse_builders.cpu.weights import INT4_GROUP_SIZE
+from enginehouse_builders.cpu.source import INT4_GROUP_SIZE
 from enginehouse_builders.spec.model import (
     Calibration,
     ComputeType,
@@ -50,7 +50,7 @@ class BuildOptions:
 
     model: Path
     weight_precision: str = "as_in_file"
-    group_size: int | None = None  # inputs that share a scale, for int4; None: 64
+    group_size: int | None = None  # inputs that share a scale, for int4; None: 32
     calibration: Calibration = field(default_factory=Calibration)  # what data-aware precisions look at
     kv_precision: str = "u8"
     max_batch_size: int = 64

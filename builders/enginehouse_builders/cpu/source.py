@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from enginehouse_builders.cpu.architecture import Architecture
 
 FloatType = Literal["f32", "f16", "bf16"]
+
+INT4_GROUP_SIZE: Final = 32
+"""Inputs that share a scale, unless a build asks for another number."""
 
 
 @dataclass(frozen=True, slots=True)

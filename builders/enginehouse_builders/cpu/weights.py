@@ -15,6 +15,8 @@ import openvino as ov
 from openvino import opset16 as ops
 from openvino._offline_transformations import compress_model_transformation
 
+from enginehouse_builders.cpu.source import INT4_GROUP_SIZE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
 WeightPrecision = Literal["as_in_file", "int8", "int4", "f16", "f32"]
 WEIGHT_PRECISIONS: Final = ("as_in_file", "int8", "int4", "f16", "f32")
 
-INT4_GROUP_SIZE: Final = 64
 _INT8_MAX: Final = 127
-_INT4_MIN: Final = -8
+_INT4_MAX: Final = 15
 _MAX_F16: Final = 65504.0
 _DECOMPRESSION: Final = "decompression_0"
 
@@ -49,18 +50,22 @@ def encode_int8(weight: NDArray[np.float32]) -> ov.Node:
 
 
 def encode_int4(weight: NDArray[np.float32], group_size: int = INT4_GROUP_SIZE) -> ov.Node:
-    """Return a node that gives *weight* [outputs, inputs] in float32, stored in 4 bits with a scale per group.
+    """Return a node that gives *weight* [outputs, inputs] in float32, stored in 4 bits with scale and offset per group.
 
-    A group is *group_size* inputs, or all of them where it does not divide them; the scale's sign lets the whole range
-    of -8 to 7 be used.
+    A group is *group_size* inputs, or all of them where it does not divide them; its 16 levels lie evenly from its
+    least to its greatest value, as in GGUF's Q4_1. On small models that is worth ten times the divergence of levels
+    around zero: SmolLM2-135M's mean KL from float32 is 0.41 nats with those in groups of 64.
     """
     num_outputs, num_inputs = weight.shape
     group = group_size if num_inputs % group_size == 0 else num_inputs
     grouped = weight.reshape(num_outputs, num_inputs // group, group)
     low, high = grouped.min(axis=2, keepdims=True), grouped.max(axis=2, keepdims=True)
-    scales = _nonzero(np.where(-low >= high, low, high) / _INT4_MIN)
-    quants = np.clip(np.round(grouped / scales), _INT4_MIN, -_INT4_MIN - 1).astype(np.int8)
-    return _dequantized(_packed(ov.Type.i4, quants), scales, None, weight.shape)
+    is_flat = high == low  # stored as (0 - -1) * low
+    scales = np.where(is_flat, low, (high - low) / _INT4_MAX).astype(np.float32)
+    divisors = np.where(is_flat, np.float32(1), scales)
+    quants = np.where(is_flat, 0, np.clip(np.round((grouped - low) / divisors), 0, _INT4_MAX)).astype(np.uint8)
+    zero_points = np.where(is_flat, np.float32(-1), -low / divisors)
+    return _dequantized(_packed(ov.Type.u4, quants), scales, zero_points, weight.shape)
 
 
 def encode_quantized(matrix: QuantizedMatrix) -> ov.Node:
