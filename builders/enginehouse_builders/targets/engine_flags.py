@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from enginehouse_builders.spec.model import Spec
 
 _W = WeightQuantization
+_LORA_MODULES: Final = (
+    *("attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate", "mlp_gate_up"),
+    *("cross_attn_qkv", "cross_attn_q", "cross_attn_k", "cross_attn_v", "cross_attn_dense", "mlp_router"),
+    *("moe_h_to_4h", "moe_4h_to_h", "moe_gate", "moe_router"),
+)
 _OPTIMAL_LORA_RANK: Final = 8
 _LOOKAHEAD_WINDOW_SIZE: Final = 4  # LookaheadDecodingConfig's defaults
 _LOOKAHEAD_VERIFICATION_SET_SIZE: Final = 4
@@ -63,9 +68,15 @@ def _lookahead_draft_len(num_draft_tokens: int) -> int:
 
 
 def lora_flags(spec: Spec) -> dict[str, Any]:
-    """Return the flags of adapters, less their folders."""
+    """Return the flags of adapters, less their folders; raise :class:`ConfigurationError` for an unknown module."""
     if spec.lora is None:
         return {}
+    for module in spec.lora.target_modules:
+        if module not in _LORA_MODULES:
+            problem = "names a module that TensorRT-LLM does not have"
+            raise ConfigurationError(
+                refusal("lora.target_modules", problem, limit=", ".join(_LORA_MODULES), given=module)
+            )
     return {
         "lora_plugin": "auto",
         "lora_ckpt_source": "hf",

@@ -336,6 +336,8 @@ def test_what_the_files_cannot_give_is_refused_by_name(models: Models, tmp_path:
     refused(make_spec(gptq, kv_cache={"dtype": "fp8"}), tmp_path, "kv_cache.dtype", "calibration")
     checkpoint = models.checkpoint(world_size=2)
     refused(make_spec(checkpoint), tmp_path, "parallelism.tensor", "2")
+    lora = {"adapters": [str(plain)], "target_modules": ["q_proj"]}
+    refused(make_spec(plain, lora=lora), tmp_path, "lora.target_modules", "attn_q", "given q_proj")
     experts = {"tensor": 2, "expert": 2}
     refused(
         make_spec(plain, quantization={"weights": "fp8"}, parallelism=experts),
