@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export ENGINEHOUSE_HOME ?= $(CURDIR)/.enginehouse
 
-.PHONY: help venv demo test test-fast lint format docs bench-engine bench-speculation bench-frontdoor bench-promotion bench-accounting faults clean
+.PHONY: help venv demo test test-fast lint format docs bench-build bench-engine bench-speculation bench-frontdoor bench-promotion bench-accounting faults clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -50,6 +50,9 @@ faults: venv ## kill servers and metering processes at random, at length, and au
 docs: venv ## regenerate the model repository's configs and docs/contract.md
 	@$(BIN)/python -m enginehouse_contract.render .
 	@$(BIN)/ruff format --quiet model_repository
+
+bench-build: venv ## seconds of a build, a cache hit and a plan, and the peak memory of a build
+	@$(BIN)/python tests/benchmarks/bench_build.py
 
 bench-engine: venv ## our engine beside OpenVINO GenAI (and llama.cpp where installed); one JSON object last
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
