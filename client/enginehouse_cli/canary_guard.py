@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from enginehouse_backends.server.scrape import read_metrics
-from enginehouse_builders.promotion.book import Canary, ReleaseBook
+from enginehouse_builders.promotion.book import ReleaseBook
 from enginehouse_builders.promotion.canary import CanaryPolicy, Interval, ReleaseCounts, histogram_median, look
 from enginehouse_builders.promotion.journal import Operation, Routing
 from enginehouse_builders.promotion.promoter import current_routing
+from enginehouse_builders.promotion.records import Canary
 from enginehouse_cli.promoting import promoting
 from enginehouse_contract.errors import EnginehouseError
 from enginehouse_contract.release import release_name

@@ -65,7 +65,7 @@ def promote(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a build serve, without failing a request: load, check, switch, drain."""
-    from enginehouse_builders.promotion.book import parse_stage  # noqa: PLC0415 - commands import what they use
+    from enginehouse_builders.promotion.records import parse_stage  # noqa: PLC0415 - commands import what they use
     from enginehouse_cli import canary as canaries  # noqa: PLC0415
     from enginehouse_cli.remote import fetch_if_remote  # noqa: PLC0415
 

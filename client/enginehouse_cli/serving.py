@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from enginehouse_backends.server.release_models import ALIASES, render_live, split_parameters
 from enginehouse_backends.server.supervisor import ServerOptions, ServerState, TritonServer, refuse_second_server
-from enginehouse_builders.promotion.book import Change, ReleaseBook, StageEvent
+from enginehouse_builders.promotion.book import ReleaseBook
 from enginehouse_builders.promotion.journal import Operation, Routing
 from enginehouse_builders.promotion.lock import exclusive
 from enginehouse_builders.promotion.promoter import end_operation_without_server
+from enginehouse_builders.promotion.records import Change, StageEvent
 from enginehouse_builders.store import newest_build
 from enginehouse_cli.candidate import require_build
 from enginehouse_cli.console import progress_bar, stderr

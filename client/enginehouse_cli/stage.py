@@ -21,7 +21,8 @@ StageArgument = Annotated[Optional[str], typer.Argument(help="staging or product
 @app.command("show")
 def stage_show(stage: StageArgument = None, *, as_json: JsonFlag = False) -> None:
     """Show the release of each stage, and a canary that is on."""
-    from enginehouse_builders.promotion.book import ReleaseBook, parse_stage  # noqa: PLC0415 - as they use
+    from enginehouse_builders.promotion.book import ReleaseBook  # noqa: PLC0415 - commands import what they use
+    from enginehouse_builders.promotion.records import parse_stage  # noqa: PLC0415
     from enginehouse_cli.canary_guard import canary_row  # noqa: PLC0415
     from enginehouse_cli.releases import release_rows  # noqa: PLC0415
 
@@ -51,7 +52,8 @@ def stage_show(stage: StageArgument = None, *, as_json: JsonFlag = False) -> Non
 @app.command("history")
 def stage_history(stage: StageArgument = None, *, as_json: JsonFlag = False) -> None:
     """Show what happened to the stages, oldest first."""
-    from enginehouse_builders.promotion.book import ReleaseBook, parse_stage  # noqa: PLC0415 - as they use
+    from enginehouse_builders.promotion.book import ReleaseBook  # noqa: PLC0415 - commands import what they use
+    from enginehouse_builders.promotion.records import parse_stage  # noqa: PLC0415
 
     with ReleaseBook(load_settings().home) as book:
         events = book.history(None if stage is None else parse_stage(stage))

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import secrets
 import signal
 import socket
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from enginehouse_backends.server.binary import SHARED_MEMORY_DIR, find_libpython, require_host
 from enginehouse_backends.server.repository import assemble_backends
+from enginehouse_backends.server.server_log import failure_in_log
 from enginehouse_contract.errors import ServerStartError
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ STATE_FILE: Final = "server.json"
 _POLL_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
-_LOG_LINE: Final = re.compile(r"^[EWI]\d{4} [\d:.]+ +\d+ ([\w.]+:\d+)\] (.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,23 +249,6 @@ class TritonServer:
         reason = failure_in_log(self.state.log_file)
         details = f": {reason.rstrip('.')}" if reason else ""
         return f"{what}{details}. The log is {self.state.log_file}."
-
-
-def failure_in_log(log_file: str) -> str:
-    """Return the message of the first model failure in a server's log, without traceback and source positions."""
-    with contextlib.suppress(OSError), open(log_file, encoding="utf-8", errors="replace") as log:  # noqa: PTH123
-        text = log.read()
-        failed = re.search(r"failed to load '([^']+)' version \d+: \w+: (.*)", text)
-        if failed:
-            message = failed[2].split(r"\n\nAt:")[0].strip().strip('"')
-            message = re.sub(r"^\w*(?:Error|Exception): ", "", message)
-            return f"model `{failed[1]}`: {message}"
-        refused = re.search(r"^error: creating server: [\w ]+ - (.*)$", text, re.MULTILINE)
-        if refused:
-            return refused[1]
-        errors = [match[2] for line in text.splitlines() if line.startswith("E") and (match := _LOG_LINE.match(line))]
-        return errors[-1] if errors else ""
-    return ""
 
 
 def _environment(library_dirs: Sequence[Path]) -> dict[str, str]:

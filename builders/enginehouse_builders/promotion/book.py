@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from enginehouse_builders.promotion.journal import Operation, Step
+from enginehouse_builders.promotion.records import MOVES, Canary, Change, StageEvent, now
 from enginehouse_contract.errors import ConfigurationError, PromotionError, refusal
-from enginehouse_contract.release import STAGES, Release, Stage, release_name
+from enginehouse_contract.release import Release, Stage, release_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,43 +46,6 @@ CREATE TRIGGER IF NOT EXISTS release_kept BEFORE DELETE ON release BEGIN SELECT 
 CREATE TRIGGER IF NOT EXISTS history_stays BEFORE UPDATE ON history BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 CREATE TRIGGER IF NOT EXISTS history_kept BEFORE DELETE ON history BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 """
-
-
-@dataclass(frozen=True, slots=True)
-class StageEvent:
-    """One line of a stage's history. The order is that of ``sequence``: clocks may be set back."""
-
-    stage: Stage
-    action: str  # serve, promote, rollback, canary_start, canary_end
-    from_release: int | None
-    to_release: int
-    who: str
-    why: str = ""
-    override: str = ""  # the reason given for passing over the gates
-    gates: Sequence[Mapping[str, Any]] = ()
-    at: str = ""
-    sequence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """A release that answers a share of production's requests until it is judged."""
-
-    release: int
-    share: float
-    by: str  # tenant or request: what sticks to a release
-    min_requests: int = 50  # ended by the canary before the first look
-    started_at: str = ""
-    baseline: Mapping[str, Any] = field(default_factory=dict)  # counters of both releases when it began
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What one commit of an operation does to the book."""
-
-    event: StageEvent
-    moves_stage: bool = True
-    canary: Canary | None = None  # the canary that is on afterwards
 
 
 class ReleaseBook:
@@ -249,21 +211,12 @@ class ReleaseBook:
     def commit(self, operation: Operation, change: Change) -> Operation:
         """Move the stage, append its history and advance the journal, all or nothing."""
         event = change.event
+        what = (event.who, event.stage, event.action, event.from_release, event.to_release)
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO history (at, who, stage, action, from_release, to_release, gates, override, why)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    now(),
-                    event.who,
-                    event.stage,
-                    event.action,
-                    event.from_release,
-                    event.to_release,
-                    json.dumps(list(event.gates)),
-                    event.override,
-                    event.why,
-                ),
+                (now(), *what, json.dumps(list(event.gates)), event.override, event.why),
             )
             if change.moves_stage:
                 database.execute("INSERT OR REPLACE INTO stage VALUES (?, ?)", (event.stage, event.to_release))
@@ -320,23 +273,6 @@ class ReleaseBook:
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from error
-
-
-MOVES: Final = frozenset({"serve", "promote", "rollback"})
-"""Actions that move a stage's pointer."""
-
-
-def parse_stage(text: str) -> Stage:
-    """Return a stage by name; raise :class:`ConfigurationError` for another."""
-    for stage in STAGES:
-        if stage == text:
-            return stage
-    raise ConfigurationError(refusal("stage", f"must be {' or '.join(STAGES)}", given=text))
-
-
-def now() -> str:
-    """Return the time as text: ISO 8601, UTC."""
-    return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _plain(canary: Canary) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from enginehouse_builders.promotion.book import Canary, Change, StageEvent
 from enginehouse_builders.promotion.journal import Operation, Routing, Step
+from enginehouse_builders.promotion.records import Canary, Change, StageEvent
 from enginehouse_contract.errors import EnginehouseError, EngineUnavailableError, PromotionError
 from enginehouse_contract.release import STAGES, release_name
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enginehouse_builders.promotion.book import FILE_NAME, Change, ReleaseBook, StageEvent, parse_stage
+from enginehouse_builders.promotion.book import FILE_NAME, ReleaseBook
 from enginehouse_builders.promotion.journal import Operation, Routing
 from enginehouse_builders.promotion.lock import exclusive
+from enginehouse_builders.promotion.records import Change, StageEvent, parse_stage
 from enginehouse_contract.errors import ConfigurationError, PromotionError
 from enginehouse_contract.release import release_of_model
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.live_servers import Fuse, KilledError, MemoryServer, MortalBook
 
 from enginehouse_builders.promotion import promoter as promoter_module
-from enginehouse_builders.promotion.book import Change, ReleaseBook, StageEvent
+from enginehouse_builders.promotion.book import ReleaseBook
 from enginehouse_builders.promotion.journal import Operation, Routing, Step
 from enginehouse_builders.promotion.promoter import (
     Promoter,
@@ -16,6 +16,7 @@ from enginehouse_builders.promotion.promoter import (
     end_operation_without_server,
     require_agreement,
 )
+from enginehouse_builders.promotion.records import Change, StageEvent
 from enginehouse_contract.errors import EngineUnavailableError, PromotionError
 
 if TYPE_CHECKING:
