@@ -61,7 +61,7 @@ def quantize(
     try:
         quantized = nncf.compress_weights(
             model,
-            mode=nncf.CompressWeightsMode.INT4_SYM,
+            mode=nncf.CompressWeightsMode.INT4_ASYM,
             ratio=1.0,
             group_size=group_size,
             dataset=nncf.Dataset(inputs, seen),
