@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PREFIX = "ENGINEHOUSE_"
+DEFAULT_SERVER_URL = "127.0.0.1:8001"  # Triton's own default port
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
@@ -35,6 +36,7 @@ class Settings:
     ledger_url: str = ""  # sqlite:///path or postgresql://...; empty: ledger.db in the home folder
     on_ledger_failure: OnLedgerFailure = "refuse"  # what becomes of requests while the ledger is away
     bind_address: str = "127.0.0.1"  # where the server listens; 0.0.0.0 in a container
+    server_url: str = DEFAULT_SERVER_URL  # gRPC address of the server that a front door runs in
     otlp_endpoint: str = ""  # http://host:4318 of an OpenTelemetry collector; empty: no spans
 
     def environ(self) -> dict[str, str]:
@@ -87,6 +89,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ledger_url=environ.get(_PREFIX + "LEDGER_URL", ""),
         on_ledger_failure=_choice(environ, "ON_LEDGER_FAILURE", "refuse", get_args(OnLedgerFailure)),
         bind_address=environ.get(_PREFIX + "BIND_ADDRESS", "") or "127.0.0.1",
+        server_url=environ.get(_PREFIX + "SERVER_URL", "") or DEFAULT_SERVER_URL,
         otlp_endpoint=environ.get(_PREFIX + "OTLP_ENDPOINT", ""),
     )
 

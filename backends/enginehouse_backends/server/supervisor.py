@@ -19,7 +19,7 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from enginehouse_backends.server.binary import SHARED_MEMORY_DIR, find_libpython, require_host
@@ -143,7 +143,8 @@ class TritonServer:
         assemble_backends(backend_dir, installation, _import_paths())
         state = ServerState(0, *ports, build_id=self._options.build_id, log_file=str(log_file))
         command = [str(installation.binary), *self._flags(state, backend_dir)]
-        environment = {**_environment(installation.library_dirs), **self._settings.environ()}
+        own = replace(self._settings, server_url=state.grpc_url)
+        environment = {**_environment(installation.library_dirs), **own.environ()}
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
                 command,

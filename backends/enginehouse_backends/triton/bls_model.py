@@ -32,7 +32,7 @@ from enginehouse_backends.residency.services import SERVICES_FILE, ServiceTable
 from enginehouse_backends.tokenization.tokenizer import load_tokenizer
 from enginehouse_backends.tokenization.word_lists import encode_word_list, tokenize_words
 from enginehouse_backends.triton import fence
-from enginehouse_backends.triton.child_call import call_model
+from enginehouse_backends.triton.engine_call import EngineCalls
 from enginehouse_backends.triton.front_door_metrics import FrontDoorMetrics
 from enginehouse_backends.triton.model_parameters import ModelParameters
 from enginehouse_backends.triton.preprocessing import Preprocessor, read_engine_limits
@@ -92,7 +92,8 @@ class TritonPythonModel:
         self._tracer = open_tracer(installation.otlp_endpoint)
         registry = fence.MetricRegistry({"model": args["model_name"], "version": args["model_version"]})
         self._metrics = FrontDoorMetrics(registry, self._meter.counts)
-        call_engine = call_model if parameters.flag("engine_reports_usage", default=True) else call_foreign_engine
+        self._calls = EngineCalls(installation.server_url)
+        call_engine = self._calls if parameters.flag("engine_reports_usage", default=True) else self._call_foreign
         self._services = ServiceTable(installation.services_dir / SERVICES_FILE)
         own_server = OwnServer(installation.home, lambda: self._services.current().grpc_url)
         self._engines = ResidentEngines(call_engine, own_server, self._services.current)
@@ -121,6 +122,7 @@ class TritonPythonModel:
         self._admission.shutdown(wait=True)
         self._engines.close()
         self._door.close()
+        self._calls.close()
         self._meter.close()
         self._tracer.close()
 
@@ -152,6 +154,19 @@ class TritonPythonModel:
             stream.send({"build_id": np.array([[routes[0].build_id.encode()]], np.object_)}, final=True)
         except Exception as error:  # noqa: BLE001 - every request must be answered, whatever went wrong
             stream.fail(error)
+
+    def _call_foreign(
+        self,
+        model_name: str,
+        inputs: Mapping[str, NDArray[Any]],
+        requested_outputs: Sequence[str],
+        *,
+        request_id: str,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Call an engine without asking for outputs that only our configs list."""
+        known = [name for name in requested_outputs if name not in ENGINE_USAGE_NAMES]
+        return self._calls(model_name, inputs, known, request_id=request_id, parameters=parameters)
 
     def _choose_route(self, rows: Sequence[FrontRow], request_id: str) -> Route:
         service = rows[0].service
@@ -297,19 +312,6 @@ def _model_name(engine_dir: Path) -> str:
         return read_manifest(engine_dir).model_name
     except EnginehouseError:
         return engine_dir.name
-
-
-def call_foreign_engine(
-    model_name: str,
-    inputs: Mapping[str, NDArray[Any]],
-    requested_outputs: Sequence[str],
-    *,
-    request_id: str,
-    parameters: Mapping[str, Any] | None = None,
-) -> Iterator[dict[str, NDArray[Any]]]:
-    """As :func:`call_model`, without asking for outputs that only our configs list."""
-    known = [name for name in requested_outputs if name not in ENGINE_USAGE_NAMES]
-    return call_model(model_name, inputs, known, request_id=request_id, parameters=parameters)
 
 
 def _in_client_words(error: BaseException) -> BaseException:

@@ -7,7 +7,8 @@ Triton 2.51 can be crashed or wedged from Python; every rule that prevents it li
 - An error sent apart from its FINAL flag crashes the server under gRPC metadata that any client can set: errors and
   FINAL always travel together.
 - Sending a tensor nobody requested is pruned without the GIL: only requested outputs are sent.
-- A metric call that raises (a negative increment) aborts the server: values are checked before the call.
+- A metric call that raises (a negative increment) aborts the server: values are checked before the call. One that
+  overlaps with any other call can stop the process for ever: :data:`SERVER_CALLS` keeps them apart.
 - A metric family must outlive its metrics: the registry holds both.
 
 What it does not cover: what the tensors mean (`engine_request.py`, `preprocessing.py`, ...).
@@ -20,6 +21,7 @@ import json
 import logging
 import math
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -27,7 +29,7 @@ import numpy as np
 from enginehouse_contract.errors import EnginehouseError, InvalidRequestError, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -112,6 +114,55 @@ def _triton_error(error: BaseException) -> Any:
     return server.TritonError(text, server.TritonError.INTERNAL)
 
 
+class _ServerCalls:
+    """Which calls of this process to its server may overlap.
+
+    On Triton 2.51 a metric call keeps the GIL while it waits for the server. A thread that is in another call meanwhile
+    cannot take the server's answer, for which the server waits: nothing of the process moves again. Two metric calls at
+    once overwrite each other's message and crash the server. So metric calls are made alone, all others together.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_together = 0
+        self._num_waiting_alone = 0
+        self._is_alone = False
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make a call that may overlap with others."""
+        with self._changed:
+            while self._is_alone or self._num_waiting_alone:
+                self._changed.wait()
+            self._num_together += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_together -= 1
+                if not self._num_together:
+                    self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make a call while no other is made."""
+        with self._changed:
+            self._num_waiting_alone += 1
+            while self._is_alone or self._num_together:
+                self._changed.wait()
+            self._num_waiting_alone -= 1
+            self._is_alone = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._changed.notify_all()
+
+
+SERVER_CALLS: Final = _ServerCalls()
+
+
 class ResponseStream:
     """The responses of one request: any number of data responses, then exactly one FINAL.
 
@@ -134,7 +185,10 @@ class ResponseStream:
     def is_cancelled(self) -> bool:
         """Return whether the client has left; False once the stream is closed."""
         with self._lock:
-            return self._sender is not None and bool(self._sender.is_cancelled())
+            if self._sender is None:
+                return False
+            with SERVER_CALLS.together():
+                return bool(self._sender.is_cancelled())
 
     def send(self, outputs: Mapping[str, NDArray[Any]], *, final: bool = False) -> None:
         """Send one response; with *final* also end the stream."""
@@ -159,17 +213,14 @@ class ResponseStream:
         if final:
             self._sender = None
         flags = _server().TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        if response is None:
-            sender.send(flags=flags)
-        else:
-            sender.send(response, flags=flags)
+        with SERVER_CALLS.together():
+            if response is None:
+                sender.send(flags=flags)
+            else:
+                sender.send(response, flags=flags)
 
 
 MetricKind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
-
-
-_METRICS_LOCK: Final = threading.Lock()
-"""Two threads of one stub that call Triton's metrics at once crash the server (2.51: messages overwrite each other)."""
 
 
 class MetricRegistry:
@@ -186,7 +237,7 @@ class MetricRegistry:
 
     def set_gauge(self, name: str, description: str, value: float, **labels: str) -> None:
         """Set a gauge; an unchanged value costs nothing."""
-        with _METRICS_LOCK:
+        with SERVER_CALLS.alone():
             metric = self._metric("GAUGE", name, description, labels)
             if math.isfinite(value) and self._gauge_values.get(id(metric)) != value:
                 self._gauge_values[id(metric)] = value
@@ -194,14 +245,14 @@ class MetricRegistry:
 
     def increment(self, name: str, description: str, amount: float, **labels: str) -> None:
         """Add a positive amount to a counter; zero creates the series, anything else is ignored."""
-        with _METRICS_LOCK:
+        with SERVER_CALLS.alone():
             metric = self._metric("COUNTER", name, description, labels)
             if math.isfinite(amount) and amount > 0:
                 metric.increment(float(amount))
 
     def observe(self, name: str, description: str, value: float, buckets: Sequence[float], **labels: str) -> None:
         """Add one observation to a histogram with the given upper bounds."""
-        with _METRICS_LOCK:
+        with SERVER_CALLS.alone():
             metric = self._metric("HISTOGRAM", name, description, labels, buckets)
             if math.isfinite(value):
                 metric.observe(float(value))
