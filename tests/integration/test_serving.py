@@ -150,7 +150,7 @@ def test_a_second_prompt_reuses_the_first_ones_prefix(server: RunningServer) -> 
     assert first.usage.num_cached_input_tokens is not None
     assert second.usage.num_cached_input_tokens is not None
     assert second.usage.num_cached_input_tokens >= 128
-    assert second.usage.num_cached_input_tokens % 32 == 0
+    assert second.usage.num_cached_input_tokens < second.usage.num_input_tokens
 
 
 def test_the_engine_model_speaks_the_official_contract(server: RunningServer) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_TOKENS: Final = {"cpu": 512, "tensorrt_llm": 8192, "tensorrt_llm_pytorch": 8192}
 DEFAULT_TOKENS_PER_BLOCK: Final = 32
-DEFAULT_GROUP_SIZE: Final = {"cpu": 64, "tensorrt_llm": 128, "tensorrt_llm_pytorch": 128}
+DEFAULT_GROUP_SIZE: Final = {"cpu": 32, "tensorrt_llm": 128, "tensorrt_llm_pytorch": 128}
 CPU_DEFAULT_MAX_SEQ_LEN: Final = 8192
 
 

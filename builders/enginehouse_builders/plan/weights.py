@@ -45,13 +45,13 @@ def weight_bits(shape: ModelShape, request: MemoryRequest) -> tuple[float, float
         if request.target == "cpu" and stored.cpu_matrix_bits is not None and stored.cpu_vocab_bits is not None:
             return stored.cpu_matrix_bits, stored.cpu_vocab_bits
         return stored.matrix_bits, stored.vocab_bits
-    if request.target == "cpu":  # embedding and head are quantized too, to int8 at least; scales are f32
-        int8 = 8 + per_row
+    if request.target == "cpu":  # embedding and head are quantized too, to int8; scales and zero points are f32
+        int8, int4 = 8 + per_row, 4 + 2 * 32 / group
         return {
             WeightQuantization.INT8: (int8, int8),
-            WeightQuantization.INT4: (4 + 32 / group, int8),
-            WeightQuantization.INT4_AWQ: (4 + 32 / group, int8),
-            WeightQuantization.INT4_GPTQ: (4 + 32 / group, int8),
+            WeightQuantization.INT4: (int4, int8),
+            WeightQuantization.INT4_AWQ: (int4, int8),
+            WeightQuantization.INT4_GPTQ: (int4, int8),
         }.get(method, (plain, plain))
     matrix = {  # embedding and head stay in the compute type; scales are f16, for nvfp4 fp8 per 16 values
         WeightQuantization.INT8: 8 + per_row / 2,

@@ -178,11 +178,13 @@ def test_closing_the_door_leaves_nothing_open(open_door: OpenDoor, meter: Ledger
 def test_a_budget_without_room_refuses(open_door: OpenDoor, meter: LedgerMeter) -> None:
     """The request's upper bound counts: what it may use, not what it will."""
     meter.ledger.set_budget(Budget("default", "day", tokens=Limit(hard=150)))
-    door = open_door(FakeEngine([[*tokens_of("ok"), END_ID]]))
+    engine = FakeEngine([[*tokens_of("ok"), END_ID]], num_free=0)
+    door = open_door(engine)
     first = ask(door, meter=meter, max_tokens=100)
     with pytest.raises(BudgetExceededError, match="150"):
         ask(door, meter=meter, max_tokens=100)
 
+    engine.gate.set()
     assert first.ended.wait(5)
     again = ask(door, meter=meter, max_tokens=100)
     assert again.ended.wait(5)
