@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _WATCH_PERIOD_S: Final = 0.02
-_CHECK_COST_S: Final = 0.0008  # a pass over n requests is not repeated before n times this has gone by
+_CHECK_PAUSE_S: Final = 0.003  # a pass over n requests is not repeated before n times this has gone by ...
+_MAX_WATCH_PERIOD_S: Final = 0.1  # ... but never later than this: a client that left stops its engine in time
 _PING_PERIOD_S: Final = 0.4
 
 
@@ -280,7 +281,7 @@ class FrontDoor:
         while True:
             with self._lock:
                 jobs = list(self._jobs)
-            if self._closing.wait(max(_WATCH_PERIOD_S, len(jobs) * _CHECK_COST_S)):
+            if self._closing.wait(min(_MAX_WATCH_PERIOD_S, max(_WATCH_PERIOD_S, len(jobs) * _CHECK_PAUSE_S))):
                 return
             now_s = time.monotonic()
             for job in jobs:
