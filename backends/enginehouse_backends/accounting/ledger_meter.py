@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from enginehouse_contract.settings import OnLedgerFailure
 
 _LOGGER = logging.getLogger(__name__)
-_DEFAULT_PROGRESS_PERIOD_S: Final = 0.5
+_DEFAULT_PROGRESS_PERIOD_S: Final = 1.0
 
 
 class LedgerMeter:
