@@ -111,13 +111,14 @@ class RowRunner:
             return
         sequence.add(sequence.text.push(delta.token_ids, delta.log_probs, delta.cum_log_prob))
         usage.num_output_tokens = sequence.text.num_tokens
-        self._job.accounting.progress(self._job.usage.tokens())
         if delta.logits:
             sequence.unsent_logits.append(delta.logits)
         if delta.metrics is not None:
             self._send_last(sequence, delta.metrics)
         elif self._job.row.is_streaming and (any(sequence.unsent_text) or sequence.unsent_logits):
             self._job.request.send(self._outputs(sequence), ends_sequence=False)
+        if not sequence.is_sent:  # after the answer: the ledger's thread begins to write, and takes the GIL
+            self._job.accounting.progress(self._job.usage.tokens())
         if all(other.end is not None for other in self._sequences) and not all(o.is_sent for o in self._sequences):
             door.stop(self._job, "stop")
 
