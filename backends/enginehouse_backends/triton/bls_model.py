@@ -7,7 +7,6 @@ tokenizes, queues and returns; rows are answered from their own threads.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +53,6 @@ _LOGGER = logging.getLogger(__name__)
 
 _NUM_ADMISSION_THREADS: Final = 32
 _METRICS_PERIOD_S: Final = 0.5
-_SWITCH_INTERVAL_S: Final = 0.0005  # rows, ledger and watcher do a little each, and a token should not wait for them
 
 
 class TritonPythonModel:
@@ -63,7 +61,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters and the default route, and open the door."""
         fence.route_logging_to_server()
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        fence.let_threads_take_turns()
         parameters = ModelParameters.from_model_config(args["model_config"])
         parameters.check_names((*TENSORRT_LLM_BLS.parameters, *ENGINEHOUSE_PARAMETERS))
         if "multimodal_encoders_name" in parameters:

@@ -50,6 +50,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Check the build and the parameters, load the engine, and start the watcher."""
         fence.route_logging_to_server()
+        fence.let_threads_take_turns()
         config = json.loads(args["model_config"])
         parameters = ModelParameters.from_model_config(args["model_config"])
         parameters.check_names((*TENSORRT_LLM.parameters, *ENGINEHOUSE_PARAMETERS))

@@ -20,6 +20,7 @@ import importlib
 import json
 import logging
 import math
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -112,6 +113,14 @@ def _triton_error(error: BaseException) -> Any:
     logging.getLogger(__name__).error("unexpected error in a Triton model", exc_info=error)
     text = f"internal error ({type(error).__name__}); the server's log has the details."
     return server.TritonError(text, server.TritonError.INTERNAL)
+
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+
+
+def let_threads_take_turns() -> None:
+    """Let Python's threads change places often: each does a little, and no token should wait for others."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 class _ServerCalls:
