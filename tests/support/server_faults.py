@@ -167,7 +167,8 @@ def audit(ledger: Ledger, told: Told) -> dict[str, int]:
     counts = Counter(record.key.request_id for record in records)
     tokens = {record.key.request_id: record.usage.num_output_tokens for record in records}
     with ledger.database.connect() as connection:
-        by_kind = dict(connection.execute(select(entries.c.kind, func.count()).group_by(entries.c.kind)).tuples().all())
+        counted = connection.execute(select(entries.c.kind, func.count()).group_by(entries.c.kind))
+        by_kind = {row[0]: row[1] for row in counted}
         num_open = connection.execute(select(func.count()).select_from(holds)).scalar_one()
     reserved = by_kind.get("reservation", 0)
     return {
