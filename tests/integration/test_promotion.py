@@ -122,7 +122,13 @@ def test_promote_and_roll_back_under_load(house: House, smollm2_build: Path, sec
 )
 def test_killed_at_a_step_the_next_command_ends_it(house: House, second: str, after: str, ending: str) -> None:
     """SIGKILL right after each step: the next command completes or undoes it and says so, and requests never fail."""
-    assert house.run_killed(after, "promote", second, *OVERRIDE).code == -9
+    killed = house.run_killed(after, "promote", second, *OVERRIDE)
+    if killed.code == 0 and after in {"draining", "unloaded"}:  # r1 is in staging as well: nothing was to be drained
+        assert "draining" not in killed.err
+        assert house.run("rollback", "--to", "r1").code == 0
+        assert loaded(house) == {"r1"}
+        return
+    assert killed.code == -9
     with Client(house.state.grpc_url) as client:
         assert client.generate(PROMPT, max_tokens=2).text
         assert client.generate(PROMPT, max_tokens=2, model="ensemble").text
