@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from enginehouse_backends.triton.fence import MetricRegistry
 
 _TOKEN_BUCKETS: Final = (10.0, 50.0, 100.0, 500.0, 1000.0)
-_FIRST_TOKEN_BUCKETS_MS: Final = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
-_INTER_TOKEN_BUCKETS_MS: Final = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
+FIRST_TOKEN_BUCKETS_MS: Final = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
+INTER_TOKEN_BUCKETS_MS: Final = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
 _NS_PER_MS: Final = 1e6
 
 
@@ -105,7 +105,7 @@ class EngineMetrics:
                 self._registry.increment("nv_llm_draft_tokens_total", description, count, outcome=outcome)
         if stats.first_token_time_ns:
             first_token_ms = (stats.first_token_time_ns - stats.arrival_time_ns) / _NS_PER_MS
-            observe("nv_llm_time_to_first_token_ms", "Arrival to first token", first_token_ms, _FIRST_TOKEN_BUCKETS_MS)
+            observe("nv_llm_time_to_first_token_ms", "Arrival to first token", first_token_ms, FIRST_TOKEN_BUCKETS_MS)
         if stats.num_output_tokens > 1:
             span_ms = (stats.last_token_time_ns - stats.first_token_time_ns) / _NS_PER_MS
             mean_ms = span_ms / (stats.num_output_tokens - 1)
@@ -113,7 +113,7 @@ class EngineMetrics:
                 "nv_llm_inter_token_latency_ms",
                 "Mean time between a sequence's tokens",
                 mean_ms,
-                _INTER_TOKEN_BUCKETS_MS,
+                INTER_TOKEN_BUCKETS_MS,
             )
 
     def _gauges(self, name: str, description: str, label: str, values: dict[str, float]) -> None:

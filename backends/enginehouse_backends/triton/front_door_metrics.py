@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from enginehouse_backends.triton.engine_metrics import FIRST_TOKEN_BUCKETS_MS, INTER_TOKEN_BUCKETS_MS
 from enginehouse_contract.money import PICO_PER_UNIT
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from enginehouse_backends.front_door.door import FrontDoor, Job
     from enginehouse_backends.triton.fence import MetricRegistry
 
-FIRST_TOKEN_BUCKETS_MS: Final = (10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0)
-INTER_TOKEN_BUCKETS_MS: Final = (2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
 _MS: Final = 1000.0
 _UJ_PER_J: Final = 1e6
 
